@@ -1,0 +1,94 @@
+"""What a draft method is: `init`, `propose`, `observe`, over device arrays, the same in every schedule.
+
+A method is a frozen, hashable value: everything static about it (lengths, the draft model's definition) is in its
+fields, and its weights come as an argument.
+"""
+
+from typing import Any, NamedTuple, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.models.network import Network
+from jaxspec.state import DraftState, Rows
+from jaxspec.tree import DraftTree, chain_parents
+
+
+class DraftSettings(NamedTuple):
+    """What the resolved plan says about drafting."""
+
+    num_steps: int
+    eagle_topk: int
+    num_draft_tokens: int
+    ngram_min_match: int
+    ngram_max_match: int
+
+
+class CacheShape(NamedTuple):
+    """Size of the paged pools; a draft's pool has a slot for every slot of the target's, and shares its page table."""
+
+    num_rows: int
+    num_pages: int
+    page_size: int
+    dtype: jnp.dtype
+
+
+class Observation(NamedTuple):
+    """Tokens that were just committed, whether by a verdict or by a chunk of a prompt: the two are the same thing.
+
+    Row b committed `tokens[b, :count[b]]` at positions `start[b]`...; `next_tokens[b, j]` follows `tokens[b, j]` (the
+    last of them is the bonus, or the first token of the next chunk). Beyond `count` everything is garbage.
+    """
+
+    tokens: jax.Array  # int32 [B, M]
+    next_tokens: jax.Array  # int32 [B, M]
+    count: jax.Array  # int32 [B]
+    start: jax.Array  # int32 [B]
+    features: tuple[jax.Array, ...]  # [B, M, E] each: the target layers in `capture`
+
+
+class DraftMethod(Protocol):
+    """How drafts are made."""
+
+    @classmethod
+    def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> Self:
+        """The method for a resolved plan; `network` is the draft checkpoint's, where the method has one."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Longest draft path, in tokens."""
+        ...
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Nodes of the tree, root included."""
+        ...
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every tree is a chain, so that causal order is the mask."""
+        ...
+
+    @property
+    def capture(self) -> tuple[int, ...]:
+        """Target layers whose outputs `observe` wants."""
+        ...
+
+    def init(self, shape: CacheShape) -> DraftState:
+        """Empty state; dtypes are written out, because a weakly typed array compiles the step twice."""
+        ...
+
+    def propose(self, params: Any, state: DraftState, rows: Rows, table: jax.Array) -> DraftTree:
+        """A tree rooted at each row's bonus token. Writes nothing that outlives the round."""
+        ...
+
+    def observe(self, params: Any, state: DraftState, rows: Rows, table: jax.Array, seen: Observation) -> DraftState:
+        """Takes in committed tokens; `rows` are already advanced past them."""
+        ...
+
+
+def chain_tree(rows: Rows, drafts: jax.Array) -> DraftTree:
+    """The bonus token and a chain of drafts int32 [B, S] behind it."""
+    tokens = jnp.concatenate([rows.bonus[:, None], drafts], axis=1)
+    return DraftTree(tokens, chain_parents(*tokens.shape))

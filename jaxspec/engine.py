@@ -1,0 +1,204 @@
+"""The engine: the loop that keeps the device busy while the host does its books. The one file that knows both sides."""
+
+import dataclasses
+import time
+from collections import deque
+
+import numpy as np
+
+from jaxspec.batches import DecodeBatch, Limits, PrefillBatch, PrefillChunk, Progress, VerdictArrays
+from jaxspec.config import EngineConfig
+from jaxspec.metrics import EngineMetrics
+from jaxspec.outputs import FinishReason
+from jaxspec.pages import PagePool
+from jaxspec.plan import SpecPlan
+from jaxspec.request import Request
+from jaxspec.runner import Runner, Warmup
+from jaxspec.scheduler import Scheduler
+from jaxspec.step import Chunks
+from jaxspec.verify import Verdict
+
+# Rows of a prefill batch that is not of one row.
+PREFILL_ROWS = 4
+SMALLEST_CHUNK = 32
+
+
+def make_limits(plan: SpecPlan, settings: EngineConfig) -> Limits:
+    """Buckets and sizes the scheduler plans within."""
+    max_chunk = min(settings.chunked_prefill_size or plan.max_model_len, plan.max_model_len)
+    return Limits(
+        max_running=plan.max_running_requests,
+        max_queued=settings.max_queued_requests,
+        max_model_len=plan.max_model_len,
+        path_len=plan.path_len,
+        rounds_per_dispatch=plan.rounds_per_dispatch,
+        rounds_in_flight=plan.rounds_in_flight,
+        row_buckets=tuple(settings.decode_row_buckets or _doublings(1, plan.max_running_requests)),
+        chunk_buckets=tuple(settings.prefill_chunk_buckets or _doublings(SMALLEST_CHUNK, max_chunk)),
+        max_chunk=max_chunk,
+        prefill_rows=min(PREFILL_ROWS, plan.max_running_requests),
+    )
+
+
+def _doublings(first: int, last: int) -> list[int]:
+    """first, 2 first, ... and last."""
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= 2
+    return [*sizes, last]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dispatch:
+    """Work the device has been given and the host has not read."""
+
+    batch: PrefillBatch | DecodeBatch
+    verdict: Verdict
+
+
+class Engine:
+    """Continuous batching over the rows of a `Runner`.
+
+    `step` dispatches what can be dispatched and then reads what is due: everything but the last `rounds_in_flight`
+    dispatches. With 0 (v1) the device idles while the host works; with 1 (v2) it runs the next round meanwhile.
+
+    Args:
+        runner: the device.
+        plan: the resolved plan.
+        settings: what the plan was resolved from.
+    """
+
+    def __init__(self, runner: Runner, plan: SpecPlan, settings: EngineConfig):
+        self.plan, self.limits = plan, make_limits(plan, settings)
+        self._runner = runner
+        self._scheduler = Scheduler(self.limits, PagePool(plan.num_pages, plan.page_size))
+        self._in_flight: deque[_Dispatch] = deque()
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """Totals since the engine was made."""
+        return self._scheduler.metrics
+
+    @property
+    def runner(self) -> Runner:
+        """The device side."""
+        return self._runner
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that no request owns."""
+        return self._scheduler.pool.num_free
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is not finished, or a dispatch not read."""
+        return self._scheduler.has_work or bool(self._in_flight)
+
+    def warmup_programs(self) -> list[Warmup]:
+        """Every program that a dispatch may need."""
+        prefills = [Warmup(rows, chunk) for rows, chunk in self.limits.prefill_shapes]
+        return prefills + [Warmup(rows, None) for rows in self.limits.row_buckets]
+
+    def add(self, request: Request) -> Progress | None:
+        """Queues a request; see `Scheduler.add`."""
+        return self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request with what is known of it; False when there is none of this id."""
+        return self._scheduler.abort(request_id)
+
+    def finish(self, request: Request, reason: FinishReason, keep: int, stop_reason: str | None) -> None:
+        """Ends a request from the host, cutting its output to `keep` tokens (a stop string was found)."""
+        self._scheduler.finish(request, reason, keep=keep, stop_reason=stop_reason)
+
+    def step(self) -> list[Progress]:
+        """Dispatches a prefill and a decode where there is one, then reads what is due."""
+        dispatched = [self._prefill(), self._decode()]
+        keep = self.plan.rounds_in_flight if any(dispatched) else 0
+        progress: list[Progress] = []
+        while len(self._in_flight) > keep:
+            progress += self._retire(self._in_flight.popleft())
+            if not any(dispatched):
+                break  # what was just read may have made something dispatchable
+        return progress
+
+    def _prefill(self) -> bool:
+        batch = self._scheduler.plan_prefill()
+        if batch is None:
+            return False
+        chunks = self._runner.empty_chunks(batch.num_rows, batch.chunk_len)
+        for index, chunk in enumerate(batch.chunks):
+            _fill_chunk(chunks, index, chunk)
+            _fill_table(chunks.table, index, self._scheduler.page_row(chunk.request))
+        self._in_flight.append(_Dispatch(batch, self._runner.prefill(chunks)))
+        return True
+
+    def _decode(self) -> bool:
+        batch = self._scheduler.plan_decode()
+        if batch is None:
+            return False
+        row_ids, table = self._runner.empty_rows(batch.num_rows), self._runner.empty_table(batch.num_rows)
+        for index, entry in enumerate(batch.entries):
+            row_ids[index] = entry.row
+            _fill_table(table, index, self._scheduler.page_row(entry.request))
+        self._in_flight.append(_Dispatch(batch, self._runner.decode(row_ids, table)))
+        return True
+
+    def _retire(self, dispatch: _Dispatch) -> list[Progress]:
+        """Waits for a dispatch, and lets the scheduler take in what it emitted."""
+        batch, metrics = dispatch.batch, self._scheduler.metrics
+        started = time.monotonic()
+        verdict = read_verdict(dispatch)
+        waited = time.monotonic() - started
+        if isinstance(batch, PrefillBatch):
+            metrics.prefill_seconds += waited
+            return self._scheduler.retire_prefill(batch, verdict)
+        metrics.decode_seconds += waited
+        return self._scheduler.retire_decode(batch, verdict)
+
+
+def read_verdict(dispatch: _Dispatch) -> VerdictArrays:
+    """The verdict on the host, with a leading axis of rounds; logprobs only where a request asked for them."""
+    batch, verdict = dispatch.batch, dispatch.verdict
+    members = batch.chunks if isinstance(batch, PrefillBatch) else batch.entries
+    wanted = any(member.request.params.logprobs is not None for member in members)
+
+    def read(leaf) -> np.ndarray:
+        array = np.asarray(leaf)
+        return array[None] if isinstance(batch, PrefillBatch) else array
+
+    return VerdictArrays(
+        tokens=read(verdict.tokens),
+        counts=read(verdict.count),
+        finish=read(verdict.finish),
+        accepted=read(verdict.accepted),
+        proposed=read(verdict.proposed),
+        logprobs=read(verdict.logprobs) if wanted else None,
+        top_ids=read(verdict.top_ids) if wanted else None,
+        top_logprobs=read(verdict.top_logprobs) if wanted else None,
+    )
+
+
+def _fill_table(table: np.ndarray, index: int, pages: list[int]) -> None:
+    table[index, : len(pages)] = pages
+
+
+def _fill_chunk(chunks: Chunks, index: int, chunk: PrefillChunk) -> None:
+    """Writes one chunk and its request's settings into row `index` of a dispatch."""
+    params, sampling = chunk.request.params, chunks.sampling
+    chunks.row_ids[index] = chunk.row
+    chunks.tokens[index, : len(chunk.tokens)] = chunk.tokens
+    chunks.length[index] = len(chunk.tokens)
+    chunks.start[index] = chunk.start
+    chunks.next_token[index] = chunk.next_token
+    chunks.is_last[index] = chunk.is_last
+    chunks.remaining[index] = chunk.remaining
+    sampling.temperature[index] = params.temperature
+    sampling.top_k[index] = max(params.top_k, 0)
+    sampling.top_p[index] = params.top_p
+    sampling.min_p[index] = params.min_p
+    sampling.seed[index] = chunk.request.seed >> 32, chunk.request.seed & 0xFFFFFFFF
+    sampling.stop_ids[index, : len(chunk.request.stop_ids)] = chunk.request.stop_ids
+    sampling.min_len[index] = chunk.min_len
+    sampling.want_logprobs[index] = params.logprobs is not None

@@ -1,0 +1,67 @@
+"""Paged caches of committed tokens.
+
+Every kind of cache has one interface, so that layers may differ:
+
+* a layer *extends*: it reads the cache and returns, beside its output, the block's rows as *pending*;
+* `commit` writes the accepted path of the pending rows, and nothing else, into the cache.
+
+Pools therefore hold true tokens only. Rejected rows are never written, so nothing is ever rolled back or compacted.
+A kind whose state is not a row per token (a recurrent state, a window) keeps the same two steps: its pending is what
+a replay of the accepted path needs.
+"""
+
+from typing import NamedTuple, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.attention import Block
+
+
+class Accepted(NamedTuple):
+    """Which nodes of a block are kept: node `path[b, j]` becomes the token at `prefix_len[b] + j`, for j < count[b]."""
+
+    path: jax.Array  # int32 [B, P]
+    count: jax.Array  # int32 [B], 0..P
+
+
+class Cache(Protocol):
+    """What a layer kind remembers of committed tokens, for all its layers."""
+
+    def commit(self, pending: tuple[jax.Array, ...], block: Block, accepted: Accepted) -> Self:
+        """Writes the accepted nodes of `pending` (leaves [L, B, N, ...]); everything else is left as it is."""
+        ...
+
+
+class PagedKV(NamedTuple):
+    """Keys and values of equal attention layers, in pages that rows own through a page table."""
+
+    keys: jax.Array  # [L, pages, K, page_size, D]
+    values: jax.Array  # [L, pages, K, page_size, D]
+
+    @classmethod
+    def zeros(
+        cls, num_layers: int, num_pages: int, num_kv_heads: int, page_size: int, head_dim: int, dtype: jnp.dtype
+    ) -> "PagedKV":
+        shape = (num_layers, num_pages, num_kv_heads, page_size, head_dim)
+        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+    def commit(self, pending: tuple[jax.Array, ...], block: Block, accepted: Accepted) -> "PagedKV":
+        """Writes accepted keys and values (pending leaves [L, B, N, K, D]) behind each row's prefix."""
+        num_pages, page_size = self.keys.shape[1], self.keys.shape[3]
+        offsets = jnp.arange(accepted.path.shape[1])
+        positions = block.prefix_len[:, None] + offsets
+        column = positions // page_size
+        page = jnp.take_along_axis(block.table, column, axis=1, mode="fill", fill_value=-1)
+        kept = (offsets < accepted.count[:, None]) & (page >= 0)
+        # Out of range drops the write; a negative index would wrap to the last page.
+        page = jnp.where(kept, page, num_pages)
+        slot = positions % page_size
+
+        def write(pool: jax.Array, rows: jax.Array) -> jax.Array:
+            chosen = jnp.take_along_axis(rows, accepted.path[None, :, :, None, None], axis=2)
+            # Two advanced indices around a slice put their axes first: [B, P, L, K, D].
+            return pool.at[:, page, :, slot].set(chosen.transpose(1, 2, 0, 3, 4), mode="drop")
+
+        keys, values = pending
+        return PagedKV(write(self.keys, keys), write(self.values, values))

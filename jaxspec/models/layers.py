@@ -1,0 +1,154 @@
+"""Layers that model families share: linear, norm, rotary positions, attention, gated MLP.
+
+`lead` is a prefix of every weight's shape: () for one layer, (L,) for L equal layers stacked to be scanned.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxspec.attention import Block, attend
+from jaxspec.kv_cache import PagedKV
+from jaxspec.models.config import ModelConfig, RopeConfig
+
+INIT_STDDEV = 0.02
+
+
+class Linear(nnx.Module):
+    """y = x W (+ b), with W [in, out]."""
+
+    def __init__(
+        self, size_in: int, size_out: int, *, bias: bool, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs
+    ):
+        self.weight = nnx.Param(jax.random.normal(rngs.params(), (*lead, size_in, size_out), dtype) * INIT_STDDEV)
+        self.bias = nnx.Param(jnp.zeros((*lead, size_out), dtype)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = x @ self.weight[...]
+        return y if self.bias is None else y + self.bias[...]
+
+
+class RMSNorm(nnx.Module):
+    """w * (x / rms(x)); the statistic in float32, cast back before the weight (as Llama and Qwen do)."""
+
+    def __init__(self, size: int, *, eps: float, lead: tuple[int, ...] = (), dtype: jnp.dtype):
+        self.weight = nnx.Param(jnp.ones((*lead, size), dtype))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        normed = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return self.weight[...] * normed.astype(x.dtype)
+
+
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
+    """Inverse frequencies, float32 [head_dim / 2].
+
+    default: 1 / theta^(2i/d). linear: divided by the factor. llama3: long wavelengths divided, short ones kept, linear
+    in between. yarn (arXiv 2309.00071): the same by rotations over the trained length.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / head_dim
+    inverse = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return (inverse / rope.factor).astype(np.float32)
+    if rope.kind == "llama3":
+        wavelength = 2 * math.pi / inverse
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        smooth = np.clip((rope.original_max_position / wavelength - low) / (high - low), 0, 1)
+        return ((1 - smooth) * inverse / rope.factor + smooth * inverse).astype(np.float32)
+    if rope.kind == "yarn":
+        return _yarn_frequencies(rope, head_dim, inverse)
+    return inverse.astype(np.float32)
+
+
+def _yarn_frequencies(rope: RopeConfig, head_dim: int, inverse: np.ndarray) -> np.ndarray:
+    def correction(rotations: float) -> float:
+        turns = rope.original_max_position / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = correction(rope.beta_fast), correction(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0, 1)
+    return (inverse / rope.factor * ramp + inverse * (1 - ramp)).astype(np.float32)
+
+
+def rotary_angles(rope: RopeConfig, head_dim: int, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """cos and sin, float32 [B, N, 1, head_dim / 2], computed from positions [B, N]: no table, so no length limit."""
+    angles = positions[..., None, None].astype(jnp.float32) * rope_frequencies(rope, head_dim)
+    return jnp.cos(angles) * rope.cos_sin_scale, jnp.sin(angles) * rope.cos_sin_scale
+
+
+def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Half-split rotary embedding of x [B, N, heads, D]."""
+    cos, sin = (a.astype(x.dtype) for a in angles)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions; optional biases and per-head norms on q and k."""
+
+    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs):
+        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = Linear(
+            config.hidden_size, width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs
+        )
+        self.k_proj = Linear(
+            config.hidden_size, kv_width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs
+        )
+        self.v_proj = Linear(
+            config.hidden_size, kv_width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs
+        )
+        self.o_proj = Linear(
+            width, config.hidden_size, bias=config.o_bias, lead=lead, dtype=dtype, rngs=rngs
+        )
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps, lead=lead, dtype=dtype)
+            self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps, lead=lead, dtype=dtype)
+        else:
+            self.q_norm = self.k_norm = None
+        self.config = config
+
+    def extend(
+        self,
+        x: jax.Array,
+        angles: tuple[jax.Array, jax.Array],
+        block: Block,
+        cache: PagedKV,
+        layer: int | jax.Array,
+        earlier: tuple[jax.Array, jax.Array] | None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """Attends from x [B, N, E]; returns the output and this block's keys and values [B, N, K, D] as pending.
+
+        `earlier` are pending keys and values [B, M, K, D] of nodes that come before the block and are not committed.
+        """
+        config = self.config
+        heads = (*x.shape[:2], -1, config.head_dim)
+        queries, keys = self.q_proj(x).reshape(heads), self.k_proj(x).reshape(heads)
+        values = self.v_proj(x).reshape(heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries, keys = rotate(queries, angles), rotate(keys, angles)
+        pending = keys, values
+        if earlier is not None:
+            keys, values = (jnp.concatenate([old, new], axis=1) for old, new in zip(earlier, pending, strict=True))
+        out = attend(queries, keys, values, tuple(cache), layer, block, config.head_dim**-0.5)
+        return self.o_proj(out.reshape(*x.shape[:2], -1)), pending
+
+
+class MLP(nnx.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs):
+        inner, outer, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
+        self.gate_proj = Linear(outer, inner, bias=bias, lead=lead, dtype=dtype, rngs=rngs)
+        self.up_proj = Linear(outer, inner, bias=bias, lead=lead, dtype=dtype, rngs=rngs)
+        self.down_proj = Linear(inner, outer, bias=bias, lead=lead, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down_proj(nnx.silu(self.gate_proj(x)) * self.up_proj(x))

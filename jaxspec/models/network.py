@@ -1,0 +1,30 @@
+"""A model definition split from its weights, once: modules define and load, the loop passes leaves."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.kv_cache import PagedKV
+from jaxspec.models.config import ModelConfig
+from jaxspec.models.decoder import Decoder
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """The static half of a model; hashable, so that compiled steps are shared between engines of equal networks."""
+
+    config: ModelConfig
+    kind: type[Decoder]
+    graphdef: nnx.GraphDef[Any]
+    treedef: Any
+
+    def bind(self, leaves: tuple[jax.Array, ...]) -> Decoder:
+        """The module with these weights; meant for the inside of a traced function."""
+        return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
+
+    def init_cache(self, *, num_pages: int, page_size: int, dtype: jnp.dtype) -> tuple[PagedKV, ...]:
+        """Empty caches for this model, one per layer kind."""
+        return self.kind.init_cache(self.config, num_pages=num_pages, page_size=page_size, dtype=dtype)

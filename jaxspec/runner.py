@@ -1,0 +1,128 @@
+"""The device side of an engine: owns the donated state, and dispatches steps without waiting for them."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.draft.base import CacheShape
+from jaxspec.state import Rows, Sampling, State
+from jaxspec.step import Chunks, Params, Program, compiled_steps
+from jaxspec.verify import Verdict
+
+
+class RunnerShape(NamedTuple):
+    """Sizes of the device state."""
+
+    num_rows: int
+    max_model_len: int
+    num_stop_ids: int
+    num_pages: int
+    page_size: int
+    dtype: jnp.dtype
+
+    @property
+    def table_width(self) -> int:
+        """Pages that one row may own."""
+        return -(-self.max_model_len // self.page_size)
+
+
+class Warmup(NamedTuple):
+    """One program to compile: a prefill of `chunk_len` tokens, or a decode where that is None."""
+
+    num_rows: int
+    chunk_len: int | None
+
+
+class Runner:
+    """Dispatches prefills and rounds in order. Each returns its verdict's arrays while the device still works.
+
+    Args:
+        program: what is static.
+        params: weights; not donated.
+        shape: sizes of the state.
+    """
+
+    def __init__(self, program: Program, params: Params, shape: RunnerShape):
+        self.program, self.params, self.shape = program, params, shape
+        self._prefill, self._decode = compiled_steps(program)
+        # Made by a compiled function, so that the first dispatch sees the same kind of arrays as all later ones.
+        self._state = jax.jit(self._init)()
+
+    def _init(self) -> State:
+        shape, program = self.shape, self.program
+        caches = program.target.init_cache(num_pages=shape.num_pages, page_size=shape.page_size, dtype=shape.dtype)
+        draft = program.draft.init(CacheShape(shape.num_rows, shape.num_pages, shape.page_size, shape.dtype))
+        return State(Rows.zeros(shape.num_rows, shape.max_model_len, shape.num_stop_ids), caches, draft)
+
+    @property
+    def state(self) -> State:
+        """The state after everything dispatched so far; valid until the next dispatch donates it."""
+        return self._state
+
+    def empty_table(self, num_rows: int) -> np.ndarray:
+        """A page table for a dispatch: int32 [num_rows, pages], all -1."""
+        return np.full((num_rows, self.shape.table_width), -1, np.int32)
+
+    def empty_rows(self, num_rows: int) -> np.ndarray:
+        """Row ids for a dispatch: int32 [num_rows], all padding."""
+        return np.full(num_rows, self.shape.num_rows, np.int32)
+
+    def empty_chunks(self, num_rows: int, chunk_len: int) -> Chunks:
+        """A prefill of padding only, in NumPy arrays to be filled in; fresh ones, because a dispatch may alias them."""
+        ints = lambda *size: np.zeros((num_rows, *size), np.int32)  # noqa: E731
+        return Chunks(
+            row_ids=self.empty_rows(num_rows),
+            table=self.empty_table(num_rows),
+            tokens=ints(chunk_len),
+            length=ints(),
+            start=ints(),
+            next_token=ints(),
+            is_last=np.zeros(num_rows, bool),
+            remaining=ints(),
+            sampling=Sampling(*(np.array(leaf) for leaf in Sampling.zeros(num_rows, self.shape.num_stop_ids))),
+        )
+
+    def prefill(self, chunks: Chunks) -> Verdict:
+        """Dispatches one chunk for each row."""
+        self._state, verdict = self._prefill(self.params, state=self._state, chunks=chunks)
+        return _start_copy(verdict)
+
+    def decode(self, row_ids: np.ndarray, table: np.ndarray) -> Verdict:
+        """Dispatches `program.rounds` rounds for the named rows."""
+        self._state, verdict = self._decode(self.params, state=self._state, row_ids=row_ids, table=table)
+        return _start_copy(verdict)
+
+    def warm_up(self, programs: list[Warmup]) -> Iterator[Warmup]:
+        """Compiles programs by running them on padding; yields each when it is done."""
+        for program in programs:
+            if program.chunk_len is None:
+                verdict = self.decode(self.empty_rows(program.num_rows), self.empty_table(program.num_rows))
+            else:
+                verdict = self.prefill(self.empty_chunks(program.num_rows, program.chunk_len))
+            jax.block_until_ready(verdict)
+            yield program
+
+    def cache_bytes(self) -> int:
+        """Bytes of all paged caches."""
+        leaves = jax.tree.leaves((self._state.caches, self._state.draft.caches))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _start_copy(verdict: Verdict) -> Verdict:
+    for leaf in jax.tree.leaves(verdict):
+        leaf.copy_to_host_async()
+    return verdict
+
+
+def bytes_per_token(program: Program, dtype: jnp.dtype) -> int:
+    """Bytes that one token takes in all paged caches of target and draft."""
+
+    def one_page() -> tuple:
+        shape = CacheShape(num_rows=1, num_pages=1, page_size=1, dtype=dtype)
+        return program.target.init_cache(num_pages=1, page_size=1, dtype=dtype), program.draft.init(shape).caches
+
+    leaves = jax.tree.leaves(jax.eval_shape(one_page))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

@@ -1,0 +1,133 @@
+"""Drawing tokens: one sampler for plain decoding, for verification and for drafts.
+
+A token is drawn as argmax(masked logits / temperature + Gumbel noise), with the noise keyed by (request seed, absolute
+position of the token). The draw at a position therefore does not depend on the draft, the tree, the schedule, the
+batch or a preemption, and a draft that uses the same noise is accepted about as often as any coupling allows
+(drafter-invariant speculative decoding, arXiv 2408.07978).
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.state import Sampling
+
+NEG_INF = float("-inf")
+
+
+def gumbel_noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
+    """Standard Gumbel noise, float32 [B, N, V], from seeds uint32 [B, 2] and absolute positions int32 [B, N]."""
+
+    def one(seed: jax.Array, position: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
+        return jax.random.gumbel(key, (vocab_size,), jnp.float32)
+
+    return jax.vmap(jax.vmap(one, (None, 0)))(seeds, positions)
+
+
+def _ordered(x: jax.Array) -> jax.Array:
+    """Maps float32 to uint32 so that order is kept (NaN aside)."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _largest(holds, shape: tuple[int, ...]) -> jax.Array:
+    """The largest uint32 threshold per element for which `holds` is true, by bisection; `holds` is monotone."""
+
+    def try_bit(step: jax.Array, threshold: jax.Array) -> jax.Array:
+        candidate = threshold | (jnp.uint32(1) << (31 - step).astype(jnp.uint32))
+        return jnp.where(holds(candidate), candidate, threshold)
+
+    return jax.lax.fori_loop(0, 32, try_bit, jnp.zeros(shape, jnp.uint32))
+
+
+def mask_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """Applies top-k, then top-p over what top-k left, then min-p; logits [B, N, V] are already divided by temperature.
+
+    Ties at the k-th value are all kept, as are ties at the edge of the nucleus. Thresholds are found by bisection on
+    the bits of the values: 32 passes over the logits, no sort.
+    """
+    top_k, top_p, min_p = (x[:, None, None] for x in (sampling.top_k, sampling.top_p, sampling.min_p))
+    keys = _ordered(logits)
+    shape = (*logits.shape[:-1], 1)
+    kth = _largest(lambda t: jnp.sum(keys >= t, axis=-1, keepdims=True) >= top_k, shape)
+    logits = jnp.where((top_k > 0) & (keys < kth), NEG_INF, logits)
+    probs = jax.nn.softmax(logits, axis=-1)
+    edge = _largest(lambda t: jnp.sum(jnp.where(keys >= t, probs, 0.0), axis=-1, keepdims=True) >= top_p, shape)
+    logits = jnp.where((top_p < 1) & (keys < edge), NEG_INF, logits)
+    too_small = probs < min_p * jnp.max(probs, axis=-1, keepdims=True)
+    return jnp.where((min_p > 0) & too_small, NEG_INF, logits)
+
+
+def ban_stops(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
+    """Makes stop tokens impossible at absolute positions [B, N] below each row's `min_len`."""
+    banned = positions < sampling.min_len[:, None]
+
+    def ban(logits: jax.Array) -> jax.Array:
+        rows = jnp.arange(logits.shape[0])[:, None, None]
+        nodes = jnp.arange(logits.shape[1])[None, :, None]
+        ids = sampling.stop_ids[:, None, :]
+        # Out of range is dropped; a -1 that fills the list would wrap to the last token.
+        ids = jnp.where(banned[..., None] & (ids >= 0), ids, logits.shape[-1])
+        return logits.at[rows, nodes, ids].set(NEG_INF, mode="drop")
+
+    return jax.lax.cond(jnp.any(banned), ban, lambda logits: logits, logits)
+
+
+def draw(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
+    """Draws one token per node.
+
+    Args:
+        logits: float32 [B, N, V].
+        positions: int32 [B, N], absolute positions of the tokens to be drawn.
+        sampling: parameters per row.
+
+    Returns:
+        int32 [B, N].
+    """
+    logits = ban_stops(logits, positions, sampling)
+    sampled = sampling.temperature > 0
+    masked = sampled & ((sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0))
+
+    def with_noise(logits: jax.Array) -> jax.Array:
+        # A greedy row in a mixed batch divides by 1: it must not depend on its neighbours.
+        scaled = logits / jnp.where(sampled, sampling.temperature, 1.0)[:, None, None]
+        scaled = jax.lax.cond(
+            jnp.any(masked), lambda x: mask_logits(x, sampling), lambda x: x, scaled
+        )
+        noise = gumbel_noise(sampling.seed, positions, logits.shape[-1])
+        scores = jnp.where(sampled[:, None, None], scaled + noise, logits)
+        return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+
+    def greedy(logits: jax.Array) -> jax.Array:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    return jax.lax.cond(jnp.any(sampled), with_noise, greedy, logits)
+
+
+def token_logprobs(
+    logits: jax.Array, tokens: jax.Array, num_top: int, wanted: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Log-probabilities under the model's own law (before temperature and masks).
+
+    Args:
+        logits: float32 [B, P, V].
+        tokens: int32 [B, P].
+        num_top: how many of the most likely tokens to return as well.
+        wanted: bool scalar; when false nothing is computed and zeros are returned.
+
+    Returns:
+        Of the tokens [B, P]; ids and log-probabilities of the most likely [B, P, num_top].
+    """
+    num_top = min(num_top, logits.shape[-1])
+
+    def compute(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        logprobs = jax.nn.log_softmax(logits, axis=-1)
+        chosen = jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
+        top, ids = jax.lax.top_k(logprobs, num_top)
+        return chosen, ids.astype(jnp.int32), top
+
+    def skip(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        shape = (*tokens.shape, num_top)
+        return jnp.zeros(tokens.shape, jnp.float32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+
+    return jax.lax.cond(wanted, compute, skip, logits)

@@ -1,0 +1,90 @@
+"""What lives on the device from round to round.
+
+Arrays have one row per request slot. A dispatch names the slots it runs (`take`), works on those rows, and puts them
+back (`put`); padding names a slot that does not exist, so its reads are clipped and its writes are dropped.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Sampling(NamedTuple):
+    """How each row's tokens are drawn; arrays, never static, so that no mixture of requests compiles anew."""
+
+    temperature: jax.Array  # float32 [B]; 0 is greedy
+    top_k: jax.Array  # int32 [B]; 0 is off
+    top_p: jax.Array  # float32 [B]; 1 is off
+    min_p: jax.Array  # float32 [B]; 0 is off
+    seed: jax.Array  # uint32 [B, 2], high and low word
+    stop_ids: jax.Array  # int32 [B, E]; -1 fills
+    min_len: jax.Array  # int32 [B]; a token at an absolute position below this may not be a stop
+    want_logprobs: jax.Array  # bool [B]
+
+    @classmethod
+    def zeros(cls, num_rows: int, num_stop_ids: int) -> "Sampling":
+        return cls(
+            temperature=jnp.zeros(num_rows, jnp.float32),
+            top_k=jnp.zeros(num_rows, jnp.int32),
+            top_p=jnp.ones(num_rows, jnp.float32),
+            min_p=jnp.zeros(num_rows, jnp.float32),
+            seed=jnp.zeros((num_rows, 2), jnp.uint32),
+            stop_ids=jnp.full((num_rows, num_stop_ids), -1, jnp.int32),
+            min_len=jnp.zeros(num_rows, jnp.int32),
+            want_logprobs=jnp.zeros(num_rows, bool),
+        )
+
+
+class Rows(NamedTuple):
+    """One request per row. The bonus token sits at position `seq_len`: emitted, in `history`, not in the cache."""
+
+    bonus: jax.Array  # int32 [B], last emitted token
+    seq_len: jax.Array  # int32 [B], tokens whose keys and values are committed
+    remaining: jax.Array  # int32 [B], tokens that may still be emitted
+    active: jax.Array  # bool [B]
+    history: jax.Array  # int32 [B, max_model_len], prompt and output; beyond seq_len it means nothing
+    sampling: Sampling
+
+    @classmethod
+    def zeros(cls, num_rows: int, max_model_len: int, num_stop_ids: int) -> "Rows":
+        return cls(
+            bonus=jnp.zeros(num_rows, jnp.int32),
+            seq_len=jnp.zeros(num_rows, jnp.int32),
+            remaining=jnp.zeros(num_rows, jnp.int32),
+            active=jnp.zeros(num_rows, bool),
+            history=jnp.zeros((num_rows, max_model_len), jnp.int32),
+            sampling=Sampling.zeros(num_rows, num_stop_ids),
+        )
+
+    def write_history(self, tokens: jax.Array, start: jax.Array, count: jax.Array) -> "Rows":
+        """Writes tokens [B, M] at positions start .. start + count of each row."""
+        offsets = jnp.arange(tokens.shape[1])
+        positions = jnp.where(offsets < count[:, None], start[:, None] + offsets, self.history.shape[1])
+        rows = jnp.arange(tokens.shape[0])[:, None]
+        return self._replace(history=self.history.at[rows, positions].set(tokens, mode="drop"))
+
+
+class DraftState(NamedTuple):
+    """What a draft method keeps: paged caches that all rows share, and a carry with one row per request."""
+
+    caches: Any
+    carry: Any
+
+
+class State(NamedTuple):
+    """The whole device state; donated to every step."""
+
+    rows: Rows
+    caches: Any
+    draft: DraftState
+
+
+def take(tree: Any, row_ids: jax.Array) -> Any:
+    """Rows `row_ids` [b] of every leaf; an id out of range reads some row, and means nothing."""
+    return jax.tree.map(lambda leaf: leaf.at[row_ids].get(mode="clip"), tree)
+
+
+def put(tree: Any, row_ids: jax.Array, rows: Any) -> Any:
+    """Writes rows back; an id out of range is dropped."""
+    return jax.tree.map(lambda leaf, new: leaf.at[row_ids].set(new, mode="drop"), tree, rows)

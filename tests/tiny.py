@@ -1,0 +1,108 @@
+"""Tiny models with random weights, and engines over them, for tests that need no checkpoint."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxspec.config import EngineConfig, SamplingParams
+from jaxspec.draft.base import DraftMethod
+from jaxspec.draft.plain import Plain
+from jaxspec.engine import Engine
+from jaxspec.models import Decoder, ModelConfig
+from jaxspec.models.network import Network
+from jaxspec.plan import SpecPlan
+from jaxspec.request import Request, RequestRules, make_requests
+from jaxspec.runner import Runner, RunnerShape
+from jaxspec.step import Params, Program
+
+VOCAB = 64
+
+
+def tiny_config(**changes) -> ModelConfig:
+    """A two-layer Llama over `VOCAB` tokens."""
+    settings = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    }
+    return ModelConfig.from_hf({**settings, **changes})
+
+
+def tiny_model(seed: int, *, scale: float = 12.0, **changes) -> tuple[Network, tuple[jax.Array, ...]]:
+    """A network and its leaves; `scale` spreads the logits so that greedy choices are not near-ties."""
+    config = tiny_config(**changes)
+    model = Decoder(config, dtype=jnp.float32, scan_layers=False, rngs=nnx.Rngs(seed))
+    graphdef, state = nnx.split(model)
+    leaves, treedef = jax.tree.flatten(state)
+    leaves = tuple(leaf * scale if leaf.ndim == 2 else leaf for leaf in leaves)
+    return Network(config, Decoder, graphdef, treedef), leaves
+
+
+def make_engine(
+    target: tuple[Network, tuple[jax.Array, ...]],
+    method: DraftMethod | None = None,
+    draft_leaves: tuple[jax.Array, ...] = (),
+    *,
+    rounds_in_flight: int = 1,
+    rounds_per_dispatch: int = 1,
+    num_rows: int = 4,
+    page_size: int = 16,
+    num_pages: int = 64,
+    max_model_len: int = 160,
+    **settings,
+) -> Engine:
+    """An engine over tiny models, past `resolve` and loading."""
+    network, leaves = target
+    method = Plain() if method is None else method
+    program = Program(network, method, rounds_per_dispatch, num_top_logprobs=4)
+    shape = RunnerShape(num_rows, max_model_len, 8, num_pages, page_size, jnp.dtype("float32"))
+    plan = SpecPlan(
+        algorithm="TEST",
+        draft_model=None,
+        num_steps=method.num_steps,
+        eagle_topk=1,
+        num_draft_tokens=method.num_draft_tokens,
+        rounds_in_flight=rounds_in_flight,
+        rounds_per_dispatch=rounds_per_dispatch,
+        max_running_requests=num_rows,
+        accept_rule="coupled",
+        ngram_min_match=1,
+        ngram_max_match=3,
+        max_model_len=max_model_len,
+        page_size=page_size,
+        num_pages=num_pages,
+        dtype="float32",
+    )
+    return Engine(Runner(program, Params(leaves, draft_leaves), shape), plan, EngineConfig(**settings))
+
+
+def requests_of(prompts, params, *, max_model_len: int = 160, eos_ids=(), vocab: int = VOCAB) -> list[Request]:
+    """Requests for (prompt ids, params) pairs; one SamplingParams serves all."""
+    if isinstance(params, SamplingParams):
+        params = [params] * len(prompts)
+    rules = RequestRules(max_model_len=max_model_len, vocab_size=vocab, eos_ids=eos_ids, max_logprobs=4)
+    rng = random.Random(0)
+    made = []
+    for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+        made += make_requests(prompt, one, rules, request_id=str(index), prompt_index=index, rng=rng)
+    return made
+
+
+def run(engine: Engine, requests: list[Request]) -> list[Request]:
+    """Runs requests to their end."""
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return requests

@@ -1,0 +1,79 @@
+"""Checks of single settings, shared by everything that takes settings from a user.
+
+Each returns the value in its plain Python type (so that `numpy.int64(4)` becomes `4`), raises TypeError for a wrong
+Python type and ValueError for a value out of range. Messages say the value, the limit and what to set.
+"""
+
+import math
+import numbers
+import os
+from collections.abc import Collection, Iterable
+
+
+def check_bool(name: str, value: object) -> bool:
+    """Returns `value`; only True and False pass, so that the string "false" is not taken for true."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be True or False, not {type(value).__name__}.")
+    return value
+
+
+def check_int(name: str, value: object, *, low: int, high: int | None = None, hint: str = "") -> int:
+    """Returns `value` as an int in [low, high]; `hint` ends the message of a value out of range."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name}={value!r} must be an integer, not {type(value).__name__}.")
+    number = int(value)
+    if number < low or (high is not None and number > high):
+        limit = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name}={number} must be {limit}" + (f"; {hint}." if hint else "."))
+    return number
+
+
+def check_real(name: str, value: object) -> float:
+    """Returns `value` as a finite float."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}.")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name}={number} must be a finite number; leave it out for the default.")
+    return number
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> str:
+    """Returns `value` if it is one of `choices`."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be a string, not {type(value).__name__}.")
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is not known; set one of {', '.join(choices)}.")
+    return value
+
+
+def check_path(name: str, value: object) -> str:
+    """Returns a path or name as a string that is not empty."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{name}={value!r} must be a path, not {type(value).__name__}.")
+    path = os.fspath(value)
+    if not isinstance(path, str) or not path.strip():
+        raise ValueError(f"{name}={path!r} must be a path that is not empty; leave it out if there is none.")
+    return path
+
+
+def check_ints(name: str, values: object, *, low: int) -> tuple[int, ...]:
+    """Returns the distinct members of a sequence of ints, each at least `low`, in the order given."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}={values!r} must be a sequence of integers, not {type(values).__name__}.")
+    return tuple(dict.fromkeys(check_int(f"{name}[{i}]", value, low=low) for i, value in enumerate(values)))
+
+
+def check_strings(name: str, values: object) -> tuple[str, ...]:
+    """Returns the distinct members of a string, or of a sequence of strings, none of them empty."""
+    if isinstance(values, str):
+        values = (values,)
+    if isinstance(values, bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}={values!r} must be a string or a sequence of strings, not {type(values).__name__}.")
+    strings = tuple(values)
+    for i, string in enumerate(strings):
+        if not isinstance(string, str):
+            raise TypeError(f"{name}[{i}]={string!r} must be a string, not {type(string).__name__}.")
+        if not string:
+            raise ValueError(f"{name}[{i}]='' is empty and would stop every text at once; leave it out.")
+    return tuple(dict.fromkeys(strings))

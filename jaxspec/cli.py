@@ -1,0 +1,230 @@
+"""What the scripts share: SGLang's flag names, and the settings built from them.
+
+A flag that is not given leaves no attribute behind, so that the defaults live in `jaxspec.config` alone.
+"""
+
+import argparse
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from jaxspec import sglang_flags
+from jaxspec.config import ACCEPT_RULES, ATTENTION_BACKENDS, DTYPES, EngineConfig, SamplingParams, SpecConfig
+
+_NOT_GIVEN: Any = argparse.SUPPRESS
+
+
+def build_parser(description: str | None = None) -> argparse.ArgumentParser:
+    """Returns a parser that takes no abbreviations, so that a flag means the same in every version."""
+    return argparse.ArgumentParser(description=description, allow_abbrev=False)
+
+
+def add_model_flags(parser: argparse.ArgumentParser, *, default: str | None = None) -> None:
+    """Adds the flag for the model, as `args.model`; it is required where there is no default."""
+    text = "Hugging Face folder or .gguf file" + ("" if default is None else f" (default: {default})")
+    group = parser.add_argument_group("model")
+    group.add_argument("--model-path", "--model", dest="model", default=default, required=default is None, help=text)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `EngineConfig`."""
+    group = _Group(parser, "engine", EngineConfig)
+    group.value("max_model_len", int, "most tokens of a prompt and its output", "--context-length")
+    group.value("page_size", int, "tokens in a page of the KV cache")
+    group.value("max_total_tokens", int, "tokens the KV pool holds")
+    group.value("max_running_requests", int, "completions decoded together")
+    group.value("max_queued_requests", int, "completions that may wait")
+    group.value("chunked_prefill_size", int, "prompt tokens computed in one step; -1 is the whole prompt")
+    group.value("decode_row_buckets", _ints, "batch sizes that decoding is compiled for, e.g. 1,4,16")
+    group.value("prefill_chunk_buckets", _ints, "chunk lengths that prefill is compiled for, e.g. 64,512")
+    group.value("rounds_per_dispatch", int, "rounds the device runs before the host looks")
+    group.switch("disable_overlap_schedule", "wait for each round (v1) instead of overlapping one (v2)")
+    group.switch("enable_dp_attention", "data-parallel attention; not in this version")
+    group.switch("skip_tokenizer_init", "run on token ids alone")
+    group.value("random_seed", int, "draws the seeds of requests that bring none")
+    group.value("dtype", str, f"of weights, activations and caches: {', '.join(DTYPES)}")
+    group.value("attention_backend", str, f"one of {', '.join(ATTENTION_BACKENDS)}")
+    group.toggle("warmup", "compile every shape before the first request")
+    group.toggle("progress", "show progress bars (automatic: only on a terminal)")
+    group.toggle("scan_layers", "stack equal layers and scan over them (automatic)")
+    group.value("compilation_cache_dir", _or_none(str), "where compiled programs are kept; none keeps none")
+    group.value("max_stop_token_ids", int, "most stop ids a request may have")
+    group.value("max_logprobs", int, "most top log-probabilities a request may ask for")
+
+
+def add_spec_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `SpecConfig`, and SGLang's others, which `spec_config` refuses by name."""
+    group = _Group(parser, "speculation", SpecConfig)
+    group.sglang("algorithm", str, "draft method, e.g. NGRAM, STANDALONE, EAGLE3; without it, plain decoding")
+    group.sglang("draft_model_path", str, "checkpoint that drafts", sglang_flags.flag_of("draft_model"))
+    group.sglang("num_steps", int, "longest draft path, in tokens")
+    group.sglang("eagle_topk", int, "branches kept per step; 1 is a chain")
+    group.sglang("num_draft_tokens", int, "nodes a round verifies, root included")
+    group.sglang("ngram_min_match_window_size", int, "shortest suffix that NGRAM looks up", "--ngram-min-match")
+    group.sglang("ngram_max_match_window_size", int, "longest suffix that NGRAM looks up", "--ngram-max-match")
+    for name in sglang_flags.THRESHOLDS:
+        group.sglang(name, float, "1, or left out: a lower threshold is lossy and refused")
+    group.value("accept_rule", str, f"one of {', '.join(ACCEPT_RULES)}")
+    group.switch("overlap_trees", "let draft trees run on the overlapped schedule (v2)")
+    group.switch("strict", "refuse to start where a setting was overridden or has no effect, or v1 replaces v2")
+    # Known, so that they are refused with a reason and not as unrecognised; hidden, so that nobody is sent to them.
+    for name in sglang_flags.REFUSED:
+        flag, dest = sglang_flags.flag_of(name), f"{sglang_flags.PREFIX}{name}"
+        text = argparse.SUPPRESS
+        parser.add_argument(flag, dest=dest, nargs="?", const=True, type=_literal, default=_NOT_GIVEN, help=text)
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `SamplingParams`."""
+    group = _Group(parser, "sampling", SamplingParams)
+    group.value("temperature", float, "0 is greedy")
+    group.value("top_p", float, "keeps the smallest set of tokens with this probability; 1 is off")
+    group.value("top_k", int, "keeps the k likeliest tokens; -1 is off")
+    group.value("min_p", float, "drops tokens below this fraction of the likeliest one's probability; 0 is off")
+    group.value("seed", int, "makes sampled output repeatable")
+    group.value(
+        "max_tokens", _or_none(int), "most tokens to emit; none is up to the context length", "--max-new-tokens"
+    )
+    group.value("min_tokens", int, "no stop token ends the output before this many", "--min-new-tokens")
+    group.value("stop", str, "a string that ends the output; may be given several times", action="append")
+    group.value("stop_token_ids", _ints, "token ids that end the output, e.g. 2,7", action="extend")
+    group.switch("ignore_eos", "emit the model's own end-of-text tokens like any other")
+    group.value("n", int, "completions per prompt")
+    group.value("logprobs", int, "0 gives the emitted tokens' log-probabilities, k the k likeliest tokens' as well")
+    group.toggle("skip_special_tokens", "leave special tokens out of the text")
+    group.toggle("include_stop_str_in_output", "keep the stop string in the text")
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """Returns the engine's settings from parsed flags."""
+    return EngineConfig(**_given(args, EngineConfig))
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """Returns the sampling settings from parsed flags."""
+    return SamplingParams(**_given(args, SamplingParams))
+
+
+def spec_config(args: argparse.Namespace) -> SpecConfig | None:
+    """Returns the speculative settings from parsed flags, None where no algorithm is named.
+
+    Raises:
+        ValueError: a flag is refused, or has no effect because no algorithm is named.
+    """
+    own = sglang_flags.OWN_FIELDS
+    flags = {name: value for name, value in vars(args).items() if name.startswith(sglang_flags.PREFIX) or name in own}
+    if str(flags.pop(f"{sglang_flags.PREFIX}algorithm", None)).upper() == "NONE":
+        if flags:
+            name, value = next(iter(flags.items()))
+            flag = _flag(name) if name in own else sglang_flags.flag_of(name.removeprefix(sglang_flags.PREFIX))
+            algorithm = sglang_flags.flag_of("algorithm")
+            raise ValueError(f"{flag} ({value}) has no effect without {algorithm}; name an algorithm, or leave it out.")
+        return None
+    return SpecConfig.from_sglang(algorithm=args.speculative_algorithm, **flags)
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Runs a script and exits with its status, with one line on stderr for what the user can mend.
+
+    A bad setting or file exits with 2, Ctrl-C with 130, and a reader that went away (`| head`) with 141 and no word.
+    """
+    try:
+        status = main() or 0
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, and would complain about the pipe then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 141
+    except KeyboardInterrupt:
+        status = 130
+    except (ValueError, OSError) as error:
+        logging.getLogger("jaxspec").debug("where the error was raised:", exc_info=True)
+        print(f"error: {error}", file=sys.stderr)
+        status = 2
+    sys.exit(status)
+
+
+class _Group:
+    """A group of flags for the fields of one settings class."""
+
+    def __init__(self, parser: argparse.ArgumentParser, title: str, settings: Any):
+        self._group = parser.add_argument_group(title)
+        self._defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+
+    def value(
+        self, name: str, parse: Callable[[str], Any], text: str, flag: str | None = None, *, action: str = "store"
+    ) -> None:
+        """Adds a flag with a value."""
+        flag, text = flag or _flag(name), self._with_default(name, text)
+        metavar = _metavar(parse)
+        self._group.add_argument(
+            flag, dest=name, type=parse, action=action, default=_NOT_GIVEN, metavar=metavar, help=text
+        )
+
+    def sglang(self, name: str, parse: Callable[[str], Any], text: str, *aliases: str) -> None:
+        """Adds a speculative flag under SGLang's name, and under others."""
+        # SpecConfig's own default algorithm is not the flag's: without the flag there is no speculation.
+        text = text if name == "algorithm" else self._with_default(sglang_flags.MAPPED.get(name, name), text)
+        flags, dest = (sglang_flags.flag_of(name), *aliases), f"{sglang_flags.PREFIX}{name}"
+        metavar = _metavar(parse)
+        self._group.add_argument(*flags, dest=dest, type=parse, default=_NOT_GIVEN, metavar=metavar, help=text)
+
+    def switch(self, name: str, text: str) -> None:
+        """Adds a flag that switches something on."""
+        self._group.add_argument(_flag(name), dest=name, action="store_true", default=_NOT_GIVEN, help=text)
+
+    def toggle(self, name: str, text: str) -> None:
+        """Adds a pair of flags, --x and --no-x."""
+        action = argparse.BooleanOptionalAction
+        text = self._with_default(name, text)
+        self._group.add_argument(_flag(name), dest=name, action=action, default=_NOT_GIVEN, help=text)
+
+    def _with_default(self, name: str, text: str) -> str:
+        default = self._defaults.get(name)
+        return text if default is None or default == () else f"{text} (default: {default})"
+
+
+def _given(args: argparse.Namespace, settings: Any) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(settings)]
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
+def _metavar(parse: Callable[[str], Any]) -> str:
+    return {"int": "N", "float": "X", "_ints": "N,N,..."}.get(parse.__name__, "TEXT")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _ints(text: str) -> list[int]:
+    """Reads `1,4,16`."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as 1,4,16") from None
+
+
+def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Returns a reader of a value or the word `none`."""
+
+    def read(text: str) -> Any:
+        return None if text.lower() == "none" else parse(text)
+
+    read.__name__ = parse.__name__  # argparse names the type in its message
+    return read
+
+
+def _literal(text: str) -> int | float | bool | str:
+    """Reads a value of a flag whose type is not known here, so that SGLang's default is seen to be that."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for parse in (int, float):
+        try:
+            return parse(text)
+        except ValueError:
+            pass
+    return text

@@ -1,0 +1,127 @@
+"""Which draft method runs, and whether the draft checkpoint fits the target."""
+
+from collections.abc import Collection
+
+from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.plan import REQUESTED, WARNING, DraftInfo, Note, TargetInfo
+from jaxspec.sglang_flags import flag_of
+
+KNOWN_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
+WITH_DRAFT_MODEL = ("EAGLE", "EAGLE3", "STANDALONE")
+AVAILABLE_ACCEPT_RULES = ("coupled",)
+
+
+def choose_algorithm(spec: SpecConfig, target: TargetInfo, available: Collection[str], notes: list[Note]) -> str:
+    """Returns the draft method, aliases resolved: NEXTN is EAGLE with the target's own head.
+
+    Raises:
+        ValueError: the algorithm or the accept rule is unknown or not in this version, or the draft model it needs is
+            missing, or it has no use for the one given.
+    """
+    algorithm = spec.algorithm
+    ready = ", ".join(sorted(available)) or "none"
+    if algorithm not in KNOWN_ALGORITHMS and algorithm not in available:
+        known = ", ".join(dict.fromkeys([*KNOWN_ALGORITHMS, *sorted(available)]))
+        raise ValueError(f"algorithm={algorithm!r} is not known; set one of {known} (in this version: {ready}).")
+    if algorithm not in available:
+        raise ValueError(f"algorithm={algorithm!r} is not in this version; set one of {ready}.")
+    if spec.accept_rule not in AVAILABLE_ACCEPT_RULES:
+        raise ValueError(
+            f"accept_rule={spec.accept_rule!r} is not in this version; set 'coupled', which is exact token for token."
+        )
+    if algorithm == "NEXTN":
+        _check_own_head(spec, target)
+        notes.append(Note("algorithm", "NEXTN", "EAGLE", "NEXTN is EAGLE with the target's own draft head (MTP)"))
+        return "EAGLE"
+    if algorithm == "EAGLE" and spec.draft_model is None and target.num_mtp_layers > 0 and "NEXTN" in available:
+        notes.append(Note("draft_model", None, None, "no draft model is set, so the target's own head (MTP) drafts"))
+        return algorithm
+    if algorithm in WITH_DRAFT_MODEL and spec.draft_model is None:
+        raise ValueError(
+            f"algorithm={algorithm!r} needs a draft model; set draft_model ({flag_of('draft_model_path')})."
+        )
+    if algorithm == "NGRAM" and spec.draft_model is not None:
+        raise ValueError(
+            f"draft_model={str(spec.draft_model)!r} has no use with algorithm='NGRAM', which drafts from the text "
+            "itself; leave it out, or set algorithm='STANDALONE'."
+        )
+    return algorithm
+
+
+def _check_own_head(spec: SpecConfig, target: TargetInfo) -> None:
+    if target.num_mtp_layers < 1:
+        raise ValueError(
+            f"algorithm='NEXTN' needs a target with its own draft head, and {target.architecture} has "
+            f"num_mtp_layers={target.num_mtp_layers}; set EAGLE, EAGLE3 or STANDALONE with a draft_model, or NGRAM."
+        )
+    if spec.draft_model is not None:
+        raise ValueError(
+            f"draft_model={str(spec.draft_model)!r} has no use with algorithm='NEXTN', which drafts with the target's "
+            "own head; leave it out, or set algorithm='EAGLE'."
+        )
+
+
+def inspect_draft(
+    spec: SpecConfig,
+    engine: EngineConfig,
+    target: TargetInfo,
+    draft: DraftInfo | None,
+    max_model_len: int,
+    notes: list[Note],
+) -> None:
+    """Adds notes on what the draft checkpoint lacks.
+
+    Raises:
+        ValueError: the draft cannot draft for this target, or is of another kind than the algorithm drafts with.
+    """
+    if spec.draft_model is None:
+        return
+    if draft is None:
+        raise ValueError(
+            f"draft_model={str(spec.draft_model)!r} is set, and nothing is known of it; pass its DraftInfo."
+        )
+    _check_kind(spec, draft)
+    if spec.algorithm == "STANDALONE":
+        _check_tokenizer(spec, engine, target, draft, notes)
+    if draft.max_position < max_model_len:
+        reason = (
+            f"the draft model was built for {draft.max_position} positions and max_model_len={max_model_len}: beyond "
+            f"them fewer drafts may be accepted, with the same output; set max_model_len={draft.max_position} to stay "
+            "inside"
+        )
+        notes.append(Note("draft_max_position", draft.max_position, draft.max_position, reason, WARNING))
+
+
+def _check_kind(spec: SpecConfig, draft: DraftInfo) -> None:
+    """Refuses a feature head whose name says that another algorithm reads it: it would load, and accept nothing."""
+    suffix = next((suffix for suffix in ("Eagle3", "Eagle") if draft.architecture.endswith(suffix)), None)
+    wants = {"Eagle3": "EAGLE3", "Eagle": "EAGLE", None: None}[suffix]
+    if wants is not None and spec.algorithm in WITH_DRAFT_MODEL and spec.algorithm != wants:
+        raise ValueError(
+            f"draft_model={str(spec.draft_model)!r} is a {draft.architecture}, which algorithm={spec.algorithm!r} does "
+            f"not draft with; set algorithm={wants!r}."
+        )
+
+
+def _check_tokenizer(
+    spec: SpecConfig, engine: EngineConfig, target: TargetInfo, draft: DraftInfo, notes: list[Note]
+) -> None:
+    """Refuses a draft with another tokenizer; vocabularies may differ in padding only."""
+    if target.tokenizer_hash is None or draft.tokenizer_hash is None:
+        reason = (
+            f"the tokenizers of target (vocabulary {target.vocab_size}) and draft ({draft.vocab_size}) could not be "
+            "compared; with different ones the output stays right, and hardly a draft is accepted"
+        )
+        kind = REQUESTED if engine.skip_tokenizer_init else WARNING
+        notes.append(Note("draft_tokenizer", "not compared", "not compared", reason, kind))
+        return
+    if target.tokenizer_hash != draft.tokenizer_hash:
+        raise ValueError(
+            f"draft_model={str(spec.draft_model)!r} has another tokenizer than the target (fingerprint "
+            f"{draft.tokenizer_hash:.12}, not {target.tokenizer_hash:.12}); set a draft_model with the target's own "
+            "tokenizer, or algorithm='NGRAM'."
+        )
+    if target.vocab_size != draft.vocab_size:
+        common = min(target.vocab_size, draft.vocab_size)
+        reason = f"the tokenizer is the same and the padding is not: the first {common} ids are drafted"
+        notes.append(Note("draft_vocab_size", draft.vocab_size, common, reason))

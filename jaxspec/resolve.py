@@ -1,0 +1,260 @@
+"""From the settings, the target and the draft to a plan without open values.
+
+The order is: limits, alias, draft inspection, automatic values, consistency, and only then the schedule, so that no
+value filled in late can ask for what the chosen schedule does not run.
+"""
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.draft_choice import KNOWN_ALGORITHMS, choose_algorithm, inspect_draft
+from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
+from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
+from jaxspec.tree_shape import CHAIN, PLAIN, TREE, TreeShape, check_shape, fill_shape
+
+__all__ = ["KNOWN_ALGORITHMS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
+
+# The algorithms, and their targets, for which a tree is the automatic choice.
+TREE_TARGETS = {"EAGLE": ("LlamaForCausalLM",), "EAGLE3": ("LlamaForCausalLM",)}
+MAX_RUNNING_REQUESTS = 48
+SPEC_V2_VARIABLE = "JAXSPEC_ENABLE_SPEC_V2"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Given:
+    """The arguments of `resolve`, and the notes so far."""
+
+    spec: SpecConfig | None
+    engine: EngineConfig
+    target: TargetInfo
+    draft: DraftInfo | None
+    env: Mapping[str, str]
+    available: Collection[str]
+    tree_algorithms: Collection[str]
+    page_size_default: int
+    max_total_tokens_default: int
+    dtype_default: str
+    notes: list[Note] = dataclasses.field(default_factory=list)
+
+    def note(self, field: str, before: object, after: object, reason: str, kind: str = AUTO) -> None:
+        self.notes.append(Note(field, before, after, reason, kind))
+
+    @property
+    def v1_chosen(self) -> bool:
+        """Whether the user asked for v1, be it by the setting or by the environment."""
+        return self.engine.disable_overlap_schedule or not allows_v2(self.env)
+
+
+class _Room(NamedTuple):
+    """Room for tokens."""
+
+    max_model_len: int
+    page_size: int
+    num_pages: int
+
+
+def resolve(
+    spec: SpecConfig | None,
+    engine: EngineConfig,
+    target: TargetInfo,
+    draft: DraftInfo | None,
+    env: Mapping[str, str],
+    *,
+    available: Collection[str],
+    tree_algorithms: Collection[str] = (),
+    page_size_default: int = 64,
+    max_total_tokens_default: int,
+    dtype_default: str = "float32",
+) -> SpecPlan:
+    """Returns the plan and its notes; reads nothing but its arguments.
+
+    Args:
+        spec: None is plain decoding.
+        draft: the draft checkpoint, None where `spec` names none.
+        env: the environment variables, read once by the caller.
+        available: the algorithms of this version, as users name them ("NEXTN" where a target's own head runs).
+        tree_algorithms: those that can draft trees, as the plan names them ("EAGLE", not "NEXTN").
+        page_size_default: tokens in a page where `engine` sets none.
+        max_total_tokens_default: tokens the memory has room for where `engine` sets none.
+        dtype_default: what `engine.dtype="auto"` means on this device.
+
+    Raises:
+        ValueError: the settings contradict each other, the models or this version; or `spec.strict`, and there is a
+            note of a kind that strict refuses.
+    """
+    given = _Given(
+        spec=spec,
+        engine=engine,
+        target=target,
+        draft=draft,
+        env=env,
+        available=available,
+        tree_algorithms=tree_algorithms,
+        page_size_default=page_size_default,
+        max_total_tokens_default=max_total_tokens_default,
+        dtype_default=dtype_default,
+    )
+    return _resolve(given)
+
+
+def _resolve(given: _Given) -> SpecPlan:
+    _check_dp_attention(given)
+    allows_v2(given.env)  # a value that is neither yes nor no is an error, with speculation or without
+    room, dtype = _room(given), _dtype(given)
+    settings = given.spec or SpecConfig()
+    algorithm, shape, rounds_in_flight = "NONE", PLAIN, 0 if given.engine.disable_overlap_schedule else 1
+    if given.spec is not None:
+        algorithm = choose_algorithm(settings, given.target, given.available, given.notes)
+        inspect_draft(settings, given.engine, given.target, given.draft, room.max_model_len, given.notes)
+        shape = _shape(given, settings, algorithm)
+        check_shape(shape, room.max_model_len)
+        rounds_in_flight = _rounds_in_flight(given, settings, shape)
+        _note_what_has_no_effect(given, settings, shape)
+    max_running_requests = _max_running_requests(given)
+    if settings.strict:
+        _refuse_changes(given.notes)
+    return SpecPlan(
+        algorithm=algorithm,
+        draft_model=None if settings.draft_model is None else os.fspath(settings.draft_model),
+        **shape._asdict(),
+        rounds_in_flight=rounds_in_flight,
+        rounds_per_dispatch=given.engine.rounds_per_dispatch,
+        max_running_requests=max_running_requests,
+        accept_rule=settings.accept_rule,
+        ngram_min_match=settings.ngram_min_match,
+        ngram_max_match=settings.ngram_max_match,
+        **room._asdict(),
+        dtype=dtype,
+        notes=tuple(given.notes),
+    )
+
+
+def allows_v2(env: Mapping[str, str]) -> bool:
+    """Reads the variable that rules out v2 under speculation; unset and empty allow it."""
+    text = env.get(SPEC_V2_VARIABLE, "").strip().lower()
+    if text in ("", "1", "true", "yes", "on"):
+        return True
+    if text in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"{SPEC_V2_VARIABLE}={env[SPEC_V2_VARIABLE]!r} is neither yes nor no; set 1 for v2 or 0 for v1.")
+
+
+def _check_dp_attention(given: _Given) -> None:
+    if not given.engine.enable_dp_attention:
+        return
+    if given.spec is not None and given.spec.algorithm == "STANDALONE":
+        raise ValueError("algorithm='STANDALONE' does not run with enable_dp_attention=True; leave one of them out.")
+    raise ValueError("enable_dp_attention=True is not in this version; leave it out.")
+
+
+def _room(given: _Given) -> _Room:
+    """Returns the sizes of the context and of the KV pool; the pool is rounded up to whole pages."""
+    page_size = given.engine.page_size
+    if page_size is None:
+        page_size = given.page_size_default
+        given.note("page_size", None, page_size, "automatic on this device; set page_size")
+    asked = given.engine.max_total_tokens
+    num_pages = -(-(given.max_total_tokens_default if asked is None else asked) // page_size)
+    total = num_pages * page_size
+    if asked is None:
+        given.note("max_total_tokens", None, total, "what the memory has room for; set max_total_tokens")
+    elif asked != total:
+        given.note("max_total_tokens", asked, total, f"rounded up to whole pages of {page_size}")
+    return _Room(_max_model_len(given, total), page_size, num_pages)
+
+
+def _max_model_len(given: _Given, total: int) -> int:
+    """Returns the context length, for a KV pool of `total` tokens."""
+    length, limit = given.engine.max_model_len, given.target.max_position
+    if length is None:
+        length = min(limit, total)
+        reason = "the target's own context" if length == limit else "what the KV pool holds; set max_total_tokens"
+        given.note("max_model_len", None, length, reason)
+    elif length > limit:
+        raise ValueError(
+            f"max_model_len={length} is more than the {limit} positions the target was built for; "
+            f"set it to at most {limit}."
+        )
+    elif length > total:
+        reason = f"the KV pool holds {total} tokens, and longer requests are refused; set max_total_tokens={length}"
+        given.note("max_model_len", length, length, reason, WARNING)
+    return length
+
+
+def _dtype(given: _Given) -> str:
+    if given.engine.dtype != "auto":
+        return given.engine.dtype
+    given.note("dtype", "auto", given.dtype_default, "automatic on this device; set dtype")
+    return given.dtype_default
+
+
+def _shape(given: _Given, spec: SpecConfig, algorithm: str) -> TreeShape:
+    """Returns the shape of the draft. A tree is automatic only where it does not cost the overlap unasked."""
+    automatic, reason = CHAIN, "automatic"
+    architecture, trees = given.target.architecture, given.tree_algorithms
+    prefers_tree = spec.draft_model is not None and architecture in TREE_TARGETS.get(algorithm, ())
+    if prefers_tree and algorithm in trees:
+        if given.v1_chosen or spec.overlap_trees:
+            automatic, reason = TREE, f"automatic for {algorithm} on {architecture}"
+        else:
+            reason = f"automatic: the tree {tuple(TREE)} would run on v1; set overlap_trees=True to have it on v2"
+    shape, notes = fill_shape(spec, automatic, reason)
+    given.notes.extend(notes)
+    if shape.eagle_topk > 1 and algorithm not in trees:
+        raise ValueError(
+            f"eagle_topk={shape.eagle_topk} asks for a draft tree, which algorithm={algorithm!r} does not draft in "
+            f"this version (trees: {', '.join(sorted(trees)) or 'none'}); set eagle_topk=1."
+        )
+    return shape
+
+
+def _rounds_in_flight(given: _Given, spec: SpecConfig, shape: TreeShape) -> int:
+    """Returns 1 (v2) or 0 (v1); of several reasons for v1, the note has the first in order of precedence."""
+    if given.engine.disable_overlap_schedule:
+        reason = "disable_overlap_schedule is set"
+    elif shape.eagle_topk > 1 and not spec.overlap_trees:
+        reason = f"a draft tree (eagle_topk={shape.eagle_topk}) runs on v1; set overlap_trees=True to run it on v2"
+    elif not allows_v2(given.env):
+        reason = f"{SPEC_V2_VARIABLE}={given.env[SPEC_V2_VARIABLE]}"
+    else:
+        return 1
+    kind = REQUESTED if given.v1_chosen else FALLBACK
+    given.note("rounds_in_flight", 1, 0, f"v1 instead of v2: {reason}", kind)
+    return 0
+
+
+def _note_what_has_no_effect(given: _Given, spec: SpecConfig, shape: TreeShape) -> None:
+    if spec.overlap_trees and (shape.eagle_topk == 1 or given.v1_chosen):
+        why = "the draft is a chain" if shape.eagle_topk == 1 else "v1 was chosen"
+        given.note("overlap_trees", True, None, f"no effect: {why}", WARNING)
+    defaults = SpecConfig()
+    for name in ("ngram_min_match", "ngram_max_match"):
+        value = getattr(spec, name)
+        if spec.algorithm != "NGRAM" and value != getattr(defaults, name):
+            given.note(name, value, None, f"no effect: the algorithm is {spec.algorithm}", WARNING)
+    for name, instead in SGLANG_ENVIRONMENT.items():
+        if given.env.get(name):
+            given.note(name, given.env[name], None, f"no effect: jaxspec does not read it; {instead}", WARNING)
+
+
+def _max_running_requests(given: _Given) -> int:
+    """Returns the number of rows: the same with and without speculation, so that the two compare like with like."""
+    engine = given.engine
+    if engine.max_running_requests is not None:
+        return engine.max_running_requests
+    rows, reason = MAX_RUNNING_REQUESTS, "automatic, the same as under speculation; set max_running_requests"
+    if engine.decode_row_buckets is not None:
+        rows, reason = engine.decode_row_buckets[-1], "the largest of decode_row_buckets"
+    elif given.spec is not None:
+        reason = f"speculation runs at most {rows} requests together unless told; set max_running_requests"
+    given.note("max_running_requests", None, rows, reason)
+    return rows
+
+
+def _refuse_changes(notes: list[Note]) -> None:
+    refused = [str(note) for note in notes if note.kind in REFUSED_BY_STRICT]
+    if refused:
+        raise ValueError(f"strict=True refuses {len(refused)} of the plan's notes: {'; '.join(refused)}.")

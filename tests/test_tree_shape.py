@@ -1,0 +1,115 @@
+"""The three numbers of a draft tree: automatic, filled, forced, or refused with the name of the flag."""
+
+import itertools
+
+import pytest
+
+from jaxspec.config import EngineConfig
+from tests.plans import V1, V2_OFF, note_of, notes_of, plan_of, refusal, shape_of, target_info
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
+@pytest.mark.parametrize(
+    ("settings", "shape", "rounds_in_flight"),
+    [
+        ({}, (3, 1, 4), 1),
+        ({"overlap_trees": True}, (5, 4, 8), 1),
+        ({"engine": V1}, (5, 4, 8), 0),
+        ({"env": V2_OFF}, (5, 4, 8), 0),
+        ({"overlap_trees": True, "trees": ()}, (3, 1, 4), 1),
+        ({"overlap_trees": True, "target": target_info(architecture="Qwen3ForCausalLM")}, (3, 1, 4), 1),
+        ({"engine": V1, "target": target_info(architecture="Qwen3ForCausalLM")}, (3, 1, 4), 0),
+    ],
+)
+def test_automatic_tree_on_llama_only_where_it_costs_no_overlap(algorithm, settings, shape, rounds_in_flight):
+    plan = plan_of(algorithm, **settings)
+    assert (shape_of(plan), plan.rounds_in_flight) == (shape, rounds_in_flight)
+    assert not [note for note in plan.notes if note.kind == "fallback"]
+
+
+def test_an_automatic_chain_says_how_to_have_the_tree():
+    assert "overlap_trees=True" in note_of(plan_of("EAGLE3"), "num_steps").reason
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "NGRAM"])
+@pytest.mark.parametrize("engine", [EngineConfig(), V1])
+def test_other_methods_draft_a_chain_automatically(algorithm, engine):
+    assert shape_of(plan_of(algorithm, engine=engine, overlap_trees=True)) == (3, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "filled"),
+    [
+        ({"num_steps": 5}, (5, 1, 6), {"eagle_topk", "num_draft_tokens"}),
+        ({"num_draft_tokens": 8}, (7, 1, 8), {"eagle_topk", "num_steps"}),
+        ({"eagle_topk": 1}, (3, 1, 4), {"num_steps", "num_draft_tokens"}),
+        ({"num_steps": 2, "eagle_topk": 1}, (2, 1, 3), {"num_draft_tokens"}),
+        ({"eagle_topk": 1, "num_draft_tokens": 2}, (1, 1, 2), {"num_steps"}),
+        ({"num_steps": 4, "num_draft_tokens": 5}, (4, 1, 5), {"eagle_topk"}),
+        ({"num_steps": 4, "eagle_topk": 1, "num_draft_tokens": 5}, (4, 1, 5), set()),
+        ({"num_steps": 5, "eagle_topk": 4, "num_draft_tokens": 8}, (5, 4, 8), set()),
+    ],
+)
+def test_numbers_left_open_are_filled_with_notes(given, shape, filled):
+    plan = plan_of("EAGLE3", overlap_trees=shape[1] > 1, strict=True, **given)
+    assert shape_of(plan) == shape
+    notes = notes_of(plan, "num_steps", "eagle_topk", "num_draft_tokens")
+    assert {note.field for note in notes} == filled
+    assert {note.kind for note in notes} <= {"auto"}
+
+
+@pytest.mark.parametrize("num_draft_tokens", [2, 3, 5, 64])
+def test_a_chain_forces_its_width_with_a_note(num_draft_tokens):
+    plan = plan_of("NGRAM", num_steps=3, eagle_topk=1, num_draft_tokens=num_draft_tokens)
+    assert shape_of(plan) == (3, 1, 4)
+    note = note_of(plan, "num_draft_tokens")
+    assert (note.before, note.after, note.kind) == (num_draft_tokens, 4, "override")
+    assert "eagle_topk=1" in note.reason
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"eagle_topk": 4}, ["eagle_topk=4", "--speculative-num-steps", "--speculative-num-draft-tokens"]),
+        ({"eagle_topk": 4, "num_steps": 5}, ["eagle_topk=4", "num_draft_tokens (--speculative-num-draft-tokens)"]),
+        ({"eagle_topk": 4, "num_draft_tokens": 8}, ["eagle_topk=4", "num_steps (--speculative-num-steps)"]),
+        (
+            {"num_steps": 5, "num_draft_tokens": 8},
+            ["num_steps=5", "num_draft_tokens=8", "eagle_topk (--speculative-eagle-topk)", "num_draft_tokens=6"],
+        ),
+        ({"num_steps": 5, "num_draft_tokens": 4}, ["num_draft_tokens=4", "num_steps=5", "at least 6"]),
+        (
+            {"num_steps": 5, "eagle_topk": 4, "num_draft_tokens": 5},
+            ["num_draft_tokens=5", "num_steps=5", "at least 6"],
+        ),
+        (
+            {"num_steps": 1, "eagle_topk": 4, "num_draft_tokens": 6},
+            ["num_draft_tokens=6", "the 5 nodes", "at most 5"],
+        ),
+        (
+            {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 12},
+            ["num_draft_tokens=12", "the 11 nodes", "at most 11"],
+        ),
+        ({"num_steps": 4096}, ["num_steps=4096", "max_model_len=4096", "at most 4095"]),
+    ],
+)
+def test_numbers_that_make_no_tree_are_refused(given, parts):
+    message = refusal("EAGLE3", overlap_trees=True, **given)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(("num_steps", "eagle_topk"), list(itertools.product([1, 2, 5], [2, 3, 8])))
+def test_the_largest_tree_is_accepted_and_one_node_more_is_not(num_steps, eagle_topk):
+    # Depth 1 has topk nodes; every level below scores topk children of each of topk kept nodes; the root is one.
+    levels = [eagle_topk, *[eagle_topk * eagle_topk] * (num_steps - 1)]
+    given = {"num_steps": num_steps, "eagle_topk": eagle_topk, "overlap_trees": True}
+    assert plan_of("EAGLE", num_draft_tokens=sum(levels) + 1, **given).num_draft_tokens == sum(levels) + 1
+    assert f"at most {sum(levels) + 1}" in refusal("EAGLE", num_draft_tokens=sum(levels) + 2, **given)
+
+
+@pytest.mark.parametrize("algorithm", ["NGRAM", "STANDALONE"])
+def test_trees_are_refused_by_name_where_they_do_not_run(algorithm):
+    message = refusal(algorithm, num_steps=5, eagle_topk=4, num_draft_tokens=8, trees=("EAGLE", "EAGLE3"))
+    for part in ("eagle_topk=4", f"algorithm={algorithm!r}", "trees: EAGLE, EAGLE3", "set eagle_topk=1"):
+        assert part in message

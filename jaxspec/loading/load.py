@@ -1,0 +1,151 @@
+"""Turns a checkpoint into the leaves of a model, one tensor at a time."""
+
+import fnmatch
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from jaxspec.loading.checkpoint import Checkpoint
+from jaxspec.models import MODELS, ModelConfig
+from jaxspec.models.decoder import Source
+
+_MODEL_DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
+_STORED_DTYPES = (*_MODEL_DTYPES, np.dtype(np.float64))
+_MAX_NAMES = 20
+
+# Path of a leaf in the model; flax types its parts by a protocol of its own.
+LeafPath: TypeAlias = tuple[Any, ...]
+
+
+class LoadedModel(NamedTuple):
+    """A model taken apart: `nnx.merge(graphdef, jax.tree.unflatten(treedef, leaves))` puts it together, also in jit."""
+
+    config: ModelConfig
+    graphdef: Any
+    treedef: Any
+    leaves: tuple[jax.Array, ...]
+
+
+def load_model(
+    checkpoint: Checkpoint, *, dtype: npt.DTypeLike, scan_layers: bool, device: SingleDeviceSharding | None = None
+) -> LoadedModel:
+    """Fills a model's weights from a checkpoint.
+
+    Host memory holds one tensor at a time besides the leaves: each is mapped or dequantised, sent to the device, and
+    transposed and cast there, straight into its row where layers are stacked.
+
+    Args:
+        checkpoint: what `open_checkpoint` returns.
+        dtype: of every weight: float32, bfloat16 or float16.
+        scan_layers: equal layers are stacked, see `Decoder`.
+        device: where the leaves go, as a sharding; the default device if None.
+
+    Raises:
+        ValueError: an unsupported model or dtype, quantised weights, or tensors that are missing, not expected or of
+            another shape than the config says; the error lists their names.
+    """
+    dtype = np.dtype(dtype)
+    if dtype not in _MODEL_DTYPES:
+        raise ValueError(f"dtype={dtype.name} is not supported; use float32, bfloat16 or float16.")
+    config = ModelConfig.from_hf(checkpoint.config)
+    _refuse_quantised(checkpoint)
+    model_class = MODELS[config.architecture]
+    abstract = nnx.eval_shape(
+        lambda: model_class(config, dtype=jnp.dtype(dtype), scan_layers=scan_layers, rngs=nnx.Rngs(0))
+    )
+    graphdef, state = nnx.split(abstract, nnx.Param)
+    targets = dict(nnx.to_flat_state(state))
+    sources = model_class.tensor_map(config, scan_layers)
+    _check_tensors(checkpoint, sources, targets, model_class.ignored(config))
+    filled = _fill(checkpoint, sources, targets, device)
+    state = nnx.from_flat_state([(path, leaf.replace(filled[path])) for path, leaf in targets.items()])
+    leaves, treedef = jax.tree.flatten(state)
+    return LoadedModel(config, graphdef, treedef, tuple(leaves))
+
+
+def _refuse_quantised(checkpoint: Checkpoint) -> None:
+    for part in (checkpoint.config, checkpoint.config.get("text_config") or {}):
+        if quantised := part.get("quantization_config"):
+            method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+            raise ValueError(f"{checkpoint.path} is quantised ({method}): not supported; use the unquantised weights.")
+
+
+def _check_tensors(
+    checkpoint: Checkpoint, sources: Mapping[str, Source], targets: Mapping[LeafPath, Any], ignored: tuple[str, ...]
+) -> None:
+    """Raises one error that lists every name that does not fit the model."""
+    shapes = checkpoint.shapes
+    missing = [name for name in sources if name not in shapes]
+    unexpected = [
+        name for name in shapes if name not in sources and not any(fnmatch.fnmatchcase(name, glob) for glob in ignored)
+    ]
+    misshapen = []
+    for name, source in sources.items():
+        expected = _stored_shape(source, targets[source.path].shape)
+        if name in shapes and shapes[name] != expected:
+            misshapen.append(f"{name} {list(shapes[name])} instead of {list(expected)}")
+    kinds = {"missing": missing, "not expected": unexpected, "of another shape": misshapen}
+    problems = [f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds.items() if names]
+    if problems:
+        raise ValueError(f"{checkpoint.path}: tensors do not fit the model of its config. {'. '.join(problems)}.")
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f", and {rest} more" if rest > 0 else "")
+
+
+def _stored_shape(source: Source, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that the checkpoint should have for a leaf, or for its part of a stacked one."""
+    shape = leaf_shape if source.layer is None else leaf_shape[1:]
+    return shape[::-1] if source.transpose else shape
+
+
+def _fill(
+    checkpoint: Checkpoint,
+    sources: Mapping[str, Source],
+    targets: Mapping[LeafPath, Any],
+    device: SingleDeviceSharding | None,
+) -> dict[LeafPath, jax.Array]:
+    """Path of a leaf -> its array."""
+    filled: dict[LeafPath, jax.Array] = {}
+    # The largest first: what a tensor takes in passing then comes on top of little.
+    for name in sorted(sources, key=lambda name: -int(np.prod(checkpoint.shapes[name]))):
+        source = sources[name]
+        leaf = targets[source.path]
+        stored = checkpoint.read(name)
+        if stored.dtype not in _STORED_DTYPES:
+            raise ValueError(f"{checkpoint.path}: tensor {name} is stored as {stored.dtype.name}, not as plain floats.")
+        # float64 is narrowed here: JAX would do it with a warning.
+        value = jax.device_put(stored.astype(np.float32) if stored.dtype == np.float64 else stored, device)
+        if source.layer is None:
+            filled[source.path] = _convert(value, dtype=leaf.dtype, transpose=source.transpose)
+        else:
+            stack = filled.pop(source.path, None)
+            if stack is None:
+                stack = jnp.zeros(leaf.shape, leaf.dtype, device=device)
+            filled[source.path] = _write_row(stack, value, source.layer, transpose=source.transpose)
+        # Without waiting, tensors would queue up in memory faster than the device takes them.
+        jax.block_until_ready(filled[source.path])
+    return filled
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "transpose"))
+def _convert(value: jax.Array, *, dtype: jnp.dtype, transpose: bool) -> jax.Array:
+    """A copy: on the CPU `value` may be the mapped file itself."""
+    return jnp.array(value.T if transpose else value, dtype, copy=True)
+
+
+@functools.partial(jax.jit, static_argnames=("transpose",), donate_argnames=("stack",))
+def _write_row(stack: jax.Array, value: jax.Array, row: int, *, transpose: bool) -> jax.Array:
+    """stack[row] = value, in place."""
+    value = (value.T if transpose else value).astype(stack.dtype)
+    return jax.lax.dynamic_update_index_in_dim(stack, value, row, 0)

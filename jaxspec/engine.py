@@ -100,6 +100,10 @@ class Engine:
         prefills = [Warmup(rows, chunk) for rows, chunk in self.limits.prefill_shapes]
         return prefills + [Warmup(rows, None) for rows in self.limits.row_buckets]
 
+    def check(self, request: Request) -> None:
+        """Raises ValueError if a request could never run; see `Limits.check_fits`."""
+        self.limits.check_fits(request, self._scheduler.pool)
+
     def add(self, request: Request) -> Progress | None:
         """Queues a request; see `Scheduler.add`."""
         return self._scheduler.add(request)
@@ -111,6 +115,11 @@ class Engine:
     def finish(self, request: Request, reason: FinishReason, keep: int, stop_reason: str | None) -> None:
         """Ends a request from the host, cutting its output to `keep` tokens (a stop string was found)."""
         self._scheduler.finish(request, reason, keep=keep, stop_reason=stop_reason)
+
+    def close(self) -> None:
+        """Drops what is in flight and frees the device state; the engine is of no use afterwards."""
+        self._in_flight.clear()
+        self._runner.close()
 
     def step(self) -> list[Progress]:
         """Dispatches a prefill and a decode where there is one, then reads what is due."""

@@ -1,0 +1,195 @@
+"""One call of `generate` or `stream`: its prompts, their requests, and the chunks that are ready."""
+
+import dataclasses
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from jaxspec.batches import Progress
+from jaxspec.config import SamplingParams
+from jaxspec.outputs import Completion, RequestOutput, StreamChunk
+from jaxspec.request import Request, RequestRules, make_requests
+from jaxspec.text import StopHit, TextStream
+from jaxspec.tokenizer import Tokenizer
+
+Message = dict[str, Any]
+Prompt = str | list[int] | list[Message]
+
+
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, or a list of prompts, as a list of prompts.
+
+    A list whose items are all integers (token ids) or all dicts (chat messages) is one prompt.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: the list is empty.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise TypeError(f"prompts must be a string, token ids, chat messages or a list of these, not {type(prompts)}.")
+    if not prompts:
+        raise ValueError("prompts is an empty list; give at least one prompt (an empty prompt is refused as well).")
+    if all(isinstance(item, dict) for item in prompts) or all(_is_token(item) for item in prompts):
+        return [list(prompts)]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _is_token(item: object) -> bool:
+    return hasattr(item, "__index__") and not isinstance(item, bool)
+
+
+def encode_prompt(prompt: Prompt, index: int, tokenizer: Tokenizer | None) -> list[int]:
+    """Token ids of a prompt.
+
+    Raises:
+        TypeError: it is no prompt.
+        ValueError: it needs a tokenizer and there is none.
+    """
+    if not isinstance(prompt, str | Sequence):
+        raise TypeError(f"prompt {index} must be a string, token ids or chat messages, not {type(prompt).__name__}.")
+    if not isinstance(prompt, str) and all(_is_token(item) for item in prompt):
+        return [int(token) for token in prompt]  # type: ignore[arg-type]
+    if tokenizer is None:
+        kind = "text" if isinstance(prompt, str) else "chat messages"
+        raise ValueError(f"prompt {index} is {kind}, and skip_tokenizer_init=True; give token ids.")
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt)
+    if all(isinstance(item, dict) for item in prompt):
+        return tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+    raise TypeError(f"prompt {index} mixes kinds: give a string, token ids, or chat messages (dicts).")
+
+
+def params_for(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    """One SamplingParams for each prompt.
+
+    Raises:
+        TypeError: an item is no SamplingParams.
+        ValueError: there are more or fewer than prompts.
+    """
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * num_prompts
+    listed = list(params)
+    wrong = next((item for item in listed if not isinstance(item, SamplingParams)), None)
+    if wrong is not None:
+        raise TypeError(f"params holds a {type(wrong).__name__}; give SamplingParams.")
+    if len(listed) != num_prompts:
+        raise ValueError(f"{len(listed)} params for {num_prompts} prompts; give one for all, or one for each.")
+    return listed
+
+
+@dataclasses.dataclass
+class _Answer:
+    """A completion in the making."""
+
+    request: Request
+    stream: TextStream
+    pieces: list[str] = dataclasses.field(default_factory=list)
+    num_streamed: int = 0  # tokens handed out
+
+
+class Call:
+    """Turns the progress of a call's requests into chunks, and finished prompts into outputs.
+
+    Args:
+        prompts: as given.
+        params: one for each prompt.
+        call_id: makes request ids unique.
+        tokenizer: None where only token ids are used.
+        rules: what the engine can serve.
+        rng: gives seeds to requests that bring none.
+
+    Raises:
+        ValueError: a prompt or its parameters cannot be served; nothing has been started then.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        *,
+        call_id: int,
+        tokenizer: Tokenizer | None,
+        rules: RequestRules,
+        rng: random.Random,
+    ):
+        self._prompts = list(prompts)
+        self._tokenizer = tokenizer
+        self.ready: deque[StreamChunk] = deque()
+        self._answers: dict[str, _Answer] = {}
+        self._done: list[list[Completion]] = [[] for _ in prompts]
+        for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            ids = encode_prompt(prompt, index, tokenizer)
+            made = make_requests(ids, one, rules, request_id=f"{call_id}/{index}", prompt_index=index, rng=rng)
+            for request in made:
+                self._answers[request.id] = _Answer(request, self._text_stream(one))
+
+    def _text_stream(self, params: SamplingParams) -> TextStream:
+        tokenizer, skip = self._tokenizer, params.skip_special_tokens
+        decode = None if tokenizer is None else lambda ids: tokenizer.decode(ids, skip_special_tokens=skip)
+        return TextStream(decode, params.stop, params.include_stop_str_in_output, min_tokens=params.min_tokens)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Every request of the call."""
+        return [answer.request for answer in self._answers.values()]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every prompt has its output among the chunks."""
+        return all(answer.request.is_finished for answer in self._answers.values())
+
+    def take(self, progress: Progress) -> StopHit | None:
+        """Adds what a request emitted, and makes its chunk.
+
+        Returns:
+            The stop string that ends it, if there is one. The caller then cuts the request to the tokens that the hit
+            keeps, and calls `close`.
+        """
+        answer = self._answers[progress.request.id]
+        ids = progress.token_ids
+        if progress.finish == "stop" and not answer.request.params.include_stop_str_in_output:
+            ids = ids[:-1]  # the stop token ends the text, it is not part of it
+        text, hit = answer.stream.push(ids)
+        answer.pieces.append(text)
+        if hit is None and progress.finish is None:
+            self._emit(answer, text)
+        return hit
+
+    def close(self, request: Request) -> None:
+        """Makes the last chunk of a finished request, and of its prompt where it was the last completion."""
+        answer = self._answers[request.id]
+        streamed = answer.pieces.pop() if answer.pieces else ""
+        rest = streamed + answer.stream.finish()
+        answer.pieces.append(rest)
+        completions = self._done[request.prompt_index]
+        completions.append(request.completion("".join(answer.pieces)))
+        output = None
+        if len(completions) == request.params.n:
+            output = self._output(request)
+        self._emit(answer, rest, output=output)
+
+    def _emit(self, answer: _Answer, text: str, output: RequestOutput | None = None) -> None:
+        request = answer.request
+        new = request.output_ids[answer.num_streamed :]
+        answer.num_streamed = len(request.output_ids)
+        chunk = StreamChunk(
+            prompt_index=request.prompt_index,
+            completion_index=request.index,
+            text=text,
+            token_ids=new,
+            finish_reason=request.finish_reason,
+            output=output,
+        )
+        self.ready.append(chunk)
+
+    def _output(self, request: Request) -> RequestOutput:
+        completions = sorted(self._done[request.prompt_index], key=lambda completion: completion.index)
+        return RequestOutput(
+            request_id=request.id.rsplit("/", 1)[0],
+            prompt=self._prompts[request.prompt_index],
+            prompt_token_ids=list(request.prompt_ids),
+            completions=tuple(completions),
+        )

@@ -1,0 +1,287 @@
+"""Decoding speed: plain against speculative, v1 against v2, several batch sizes, in one process.
+
+    python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --batch-sizes 1,8
+    python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --variants plain,v1,v2,r4 \
+        --prompts questions.jsonl --field question --compare-hf
+
+Variants: plain, plain-v1 and plain-r4 decode without speculation; v1, v2 and r4 with it. v1 waits for each round, v2
+overlaps one, rN is v2 with N rounds a dispatch; plain is plain-v2. All variants answer the same prompts with the same
+number of tokens (stop tokens are banned until then). They take turns, in an order that is turned round at every repeat,
+and ratios are medians of ratios within a repeat, so that a machine that gets slower does not favour anyone.
+
+Decode tokens/s count the time and the tokens after the last row of a batch has its first token: loading, compilation
+and prefill are not in it. "with prefill" counts from the first request to the last token. Every variant holds its own
+copy of the weights. The last line of stdout is JSON; progress goes to stderr.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+import jaxspec
+from bench_variants import Batch, JaxspecVariant, Measured, Variant, parse_variant
+from jaxspec import LLM, EngineConfig, cli
+from report import device_name, number, plan_values
+
+# Open questions, a sum, code, and two texts to copy: prompt lookup finds something in some and nothing in others.
+BUILT_IN_PROMPTS: tuple[str, ...] = (
+    "What are three good reasons to learn to swim?",
+    "A baker sells 12 loaves in the morning and twice as many in the afternoon. How many loaves is that in a day?",
+    "Write a short story about a lighthouse keeper.",
+    "Write a Python function that returns the n-th Fibonacci number, and explain it line by line.",
+    "Repeat this text word for word: The wind is so loud in winter that the keeper cannot hear the waves. He writes "
+    "the name of every ship in a large blue book, and when the night is over he puts out the lamp and goes to sleep.",
+    "Explain to a child why the sky is blue.",
+    "List the months of the year, each with the number of its days.",
+    'Replace "cat" by "dog" in this text: The cat sat on the mat. The cat saw another cat. Both cats looked at a fish.',
+)
+# A variant's speed is given relative to these, where they run too.
+REFERENCES = ("plain", "v1", "hf")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parse(argv)
+    engine, spec, params = fitting(args, cli.engine_config(args)), cli.spec_config(args), cli.sampling_params(args)
+    if params.max_tokens is None:
+        raise ValueError("the benchmark needs a number of tokens for everyone; set --max-new-tokens.")
+    # Exactly as many tokens from everyone: no stop token before the budget is used up.
+    params = dataclasses.replace(params, min_tokens=params.max_tokens)
+    texts = read_prompts(args)
+    variants: dict[str, Variant] = {}
+    try:
+        for name in args.variants:
+            variant_spec, variant_engine = parse_variant(name, spec, engine)
+            _progress(f"loading {name}")
+            variants[name] = JaxspecVariant(LLM(args.model, spec=variant_spec, engine=variant_engine), params)
+        prompts = encode(first_llm(variants), texts, raw=args.raw)
+        if args.compare_hf:
+            from hf_baseline import HuggingFaceVariant  # torch is installed for this flag only
+
+            _progress("loading hf")
+            variants["hf"] = HuggingFaceVariant(args.model, params, dtype=first_llm(variants).plan.dtype)
+        results = [measure(variants, prompts, size, args.repeats) for size in args.batch_sizes]
+        report = describe(args, variants, prompts, results)
+    finally:
+        for variant in variants.values():
+            variant.close()
+    print_tables(report)
+    print(json.dumps(report, ensure_ascii=False))
+    return 0
+
+
+def fitting(args: argparse.Namespace, engine: EngineConfig) -> EngineConfig:
+    """The settings, with rows for the largest batch and compiled for the batch sizes alone where they leave that open.
+
+    Raises:
+        ValueError: the rows that were asked for do not hold the largest batch.
+    """
+    rows, largest = engine.max_running_requests, max(args.batch_sizes)
+    if rows is not None and rows < largest:
+        raise ValueError(
+            f"--max-running-requests {rows} does not hold a batch of {largest}; "
+            f"set it to {largest}, or --batch-sizes lower."
+        )
+    rows = rows or largest
+    buckets = engine.decode_row_buckets or sorted({*args.batch_sizes, rows})
+    return dataclasses.replace(engine, max_running_requests=rows, decode_row_buckets=buckets)
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    """`num_prompts` texts of the file, or the built-in ones.
+
+    Raises:
+        FileNotFoundError: the file is not there.
+        ValueError: it has too few prompts, or a line without the field.
+    """
+    count = args.num_prompts or max(args.batch_sizes)
+    texts = list(BUILT_IN_PROMPTS) if args.prompts is None else _read_field(Path(args.prompts), args.field, count)
+    if len(texts) < count:
+        source = args.prompts or "the built-in list"
+        raise ValueError(f"{source} has {len(texts)} prompts and {count} are needed; set --num-prompts {len(texts)}.")
+    small = [size for size in args.batch_sizes if count % size]
+    if small:
+        raise ValueError(
+            f"{count} prompts do not fill batches of {small[0]}; set --num-prompts to a multiple of every batch size."
+        )
+    return texts[:count]
+
+
+def _read_field(path: Path, field: str, count: int) -> list[str]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r} to read prompts from.")
+    texts: list[str] = []
+    for number_, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if len(texts) == count or not line.strip():
+            continue
+        value = json.loads(line)
+        # Spec-Bench and MT-bench keep the turns of a conversation in a list; the first one is the prompt.
+        text = value.get(field) if isinstance(value, dict) else None
+        text = text[0] if isinstance(text, list) and text else text
+        if not isinstance(text, str):
+            known = sorted(value) if isinstance(value, dict) else type(value).__name__
+            raise ValueError(f"{path}:{number_} has no text in the field {field!r}, only {known}; set --field.")
+        texts.append(text)
+    return texts
+
+
+def encode(llm: LLM, texts: Sequence[str], *, raw: bool) -> list[list[int]]:
+    """Token ids of the prompts, in the chat template where the model has one, so that every variant gets the same."""
+    tokenizer = llm.tokenizer
+    if tokenizer is None:
+        raise ValueError("the benchmark's prompts are text; leave out --skip-tokenizer-init.")
+    if raw or not tokenizer.has_chat_template:
+        return [tokenizer.encode(text) for text in texts]
+    return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+
+
+def first_llm(variants: dict[str, Variant]) -> LLM:
+    return next(variant.llm for variant in variants.values() if isinstance(variant, JaxspecVariant))
+
+
+def measure(variants: dict[str, Variant], prompts: list[list[int]], batch_size: int, repeats: int) -> dict[str, Any]:
+    """Runs all prompts through all variants, `repeats` times in turns, and returns the medians."""
+    batches: list[Batch] = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
+    for variant in variants.values():
+        variant.run(batches[0])  # not timed: first touches of caches and memory
+    runs: dict[str, list[Measured]] = {name: [] for name in variants}
+    for repeat in range(repeats):
+        for name in list(variants)[:: 1 if repeat % 2 == 0 else -1]:
+            run = Measured.together([variants[name].run(batch) for batch in batches])
+            runs[name].append(run)
+            _progress(
+                f"batch {batch_size}, repeat {repeat + 1} of {repeats}, {name}: "
+                f"{run.decode_rate:.1f} tokens/s without prefill"
+            )
+    return {
+        "batch_size": batch_size,
+        "variants": {name: _medians(name, runs) for name in variants},
+    }
+
+
+def _medians(name: str, runs: dict[str, list[Measured]]) -> dict[str, Any]:
+    mine, reference = runs[name], runs.get("plain") or next(iter(runs.values()))
+    rates = [run.decode_rate for run in mine]
+    pairs = zip(mine[0].tokens, reference[0].tokens, strict=True)
+    return {
+        "decode_tokens_per_s_without_prefill": statistics.median(rates),
+        "decode_tokens_per_s_range": [min(rates), max(rates)],
+        "tokens_per_s_with_prefill": statistics.median(run.total_rate for run in mine),
+        "accept_length": mine[0].accept_length,
+        "round_ms_without_prefill": statistics.median(run.round_ms for run in mine),
+        "ratios_without_prefill": {
+            other: statistics.median(a.decode_rate / b.decode_rate for a, b in zip(mine, runs[other], strict=True))
+            for other in REFERENCES
+            if other in runs and other != name
+        },
+        "prompts_with_equal_tokens": sum(a == b for a, b in pairs),
+    }
+
+
+def describe(
+    args: argparse.Namespace, variants: dict[str, Variant], prompts: list[list[int]], results: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Everything needed to read the numbers, and to get them again."""
+    plans = {name: plan_values(v.llm.plan) for name, v in variants.items() if isinstance(v, JaxspecVariant)}
+    return {
+        "benchmark": "decode",
+        "model": str(args.model),
+        "device": device_name(),
+        "dtype": first_llm(variants).plan.dtype,
+        "batch_sizes": args.batch_sizes,
+        "num_prompts": len(prompts),
+        "prompt_tokens": [len(prompt) for prompt in prompts],
+        "prompts": args.prompts or "built-in",
+        "results": results,
+        "settings": {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()},
+        "plans": plans,
+        "versions": {"jaxspec": jaxspec.__version__, "jax": jax.__version__, **_other_versions(variants)},
+        "load_average": os.getloadavg() if hasattr(os, "getloadavg") else None,
+        "command": shlex.join(["python", *sys.argv]),
+    }
+
+
+def _other_versions(variants: dict[str, Variant]) -> dict[str, str]:
+    return {name: version for variant in variants.values() for name, version in variant.versions.items()}
+
+
+def print_tables(report: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    for result in report["results"]:
+        title = f"{report['model']}, {report['dtype']}, batch {result['batch_size']}, on {report['device']}"
+        references = [name for name in REFERENCES if name in result["variants"]]
+        table = Table(title=title, title_justify="left")
+        table.add_column("variant")
+        headings = ["decode tokens/s", "range", "with prefill", "accept length", "ms a round", "equal to plain"]
+        for heading in [*headings, *(f"x {name}" for name in references)]:
+            table.add_column(heading, justify="right")
+        for name, values in result["variants"].items():
+            low, high = values["decode_tokens_per_s_range"]
+            ratios = [number(values["ratios_without_prefill"].get(other)) for other in references]
+            table.add_row(
+                name,
+                number(values["decode_tokens_per_s_without_prefill"], 1),
+                f"{low:.1f}-{high:.1f}",
+                number(values["tokens_per_s_with_prefill"], 1),
+                number(values["accept_length"]),
+                number(values["round_ms_without_prefill"], 1),
+                f"{values['prompts_with_equal_tokens']}/{report['num_prompts']}",
+                *ratios,
+            )
+        console.print(table)
+    console.print('All but the column "with prefill" exclude prefill; none includes loading or compilation.')
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _sizes(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} must be numbers from 1 up, as in 1,8")
+    return sorted({int(part) for part in parts})
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 up")
+    return int(text)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = cli.build_parser(__doc__)
+    parser.usage = "%(prog)s [flags]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    bench = parser.add_argument_group("benchmark")
+    bench.add_argument("--batch-sizes", type=_sizes, default=[1, 8], metavar="LIST", help="default: 1,8")
+    bench.add_argument("--variants", type=lambda text: text.split(","), default=None, metavar="LIST", help="see above")
+    bench.add_argument("--repeats", type=_count, default=3, help="timed runs of each variant; default: 3")
+    bench.add_argument("--prompts", metavar="FILE", help="a JSONL file; default: a few built-in prompts")
+    bench.add_argument("--field", default="question", help="the field of --prompts; default: question")
+    bench.add_argument("--num-prompts", type=_count, metavar="N", help="default: the largest batch size")
+    bench.add_argument("--raw", action="store_true", help="do not put the prompts into the chat template")
+    bench.add_argument("--compare-hf", action="store_true", help="measure Hugging Face's generate on torch as well")
+    cli.add_model_flags(parser, default="smollm2")
+    cli.add_engine_flags(parser)
+    cli.add_spec_flags(parser)
+    cli.add_sampling_flags(parser)
+    parser.set_defaults(temperature=0.0, seed=0)
+    args = parser.parse_args(argv)
+    if args.variants is None:
+        args.variants = ["plain"] if cli.spec_config(args) is None else ["plain", "v1", "v2"]
+    return args
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,68 @@
+"""What the scripts say about a run: rates, the resolved plan, and the machine it ran on."""
+
+import dataclasses
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Group
+from rich.table import Table
+
+from jaxspec.outputs import Completion
+from jaxspec.plan import SpecPlan
+
+
+def decode_rate(completion: Completion) -> float | None:
+    """Tokens per second after the first one, so that neither prefill nor compilation counts; None below two tokens."""
+    first, finished = completion.timings.first_token, completion.timings.finished
+    if first is None or finished is None or len(completion.token_ids) < 2 or finished <= first:
+        return None
+    return (len(completion.token_ids) - 1) / (finished - first)
+
+
+def number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def plan_values(plan: SpecPlan) -> dict[str, Any]:
+    """The plan as JSON values, its notes included."""
+    return {
+        field.name: [dataclasses.asdict(note) for note in plan.notes] if field.name == "notes" else value
+        for field in dataclasses.fields(plan)
+        if isinstance(value := getattr(plan, field.name), str | int | float | bool | tuple | list | None)
+    }
+
+
+def plan_table(plan: SpecPlan) -> Group:
+    """The plan for a terminal: one line of settings each, then what was changed or chosen and why."""
+    settings = Table(title="Resolved plan", title_justify="left", show_header=False, box=None)
+    for name, value in plan_values(plan).items():
+        if name != "notes" and value is not None:
+            settings.add_row(name, str(value))
+    if not plan.notes:
+        return Group(settings)
+    notes = Table("note", "setting", "from", "to", "reason", title="Notes", title_justify="left", box=None)
+    for note in plan.notes:
+        notes.add_row(note.kind, note.field, str(note.before), str(note.after), note.reason)
+    return Group(settings, "", notes)
+
+
+def device_name() -> str:
+    """What the numbers were measured on, e.g. "cpu: AMD EPYC 7B13, 2 cores" or "gpu: NVIDIA H200 x 1"."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        return f"{device.platform}: {device.device_kind} x {jax.device_count()}"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"cpu: {_cpu_model()}, {cores} cores"
+
+
+def _cpu_model() -> str:
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        for line in listing.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()

@@ -48,9 +48,12 @@ class Tokenizer:
                 "work on token ids."
             )
         with _quiet_import():
-            from transformers import AutoTokenizer
+            from transformers import AutoTokenizer, PreTrainedTokenizerFast
+        # tokenizer.json is the whole truth. AutoTokenizer builds the class that tokenizer_config.json names around its
+        # vocabulary, and a "GPT2Tokenizer" (SmolLM2's) then lacks the digit rule that the file has.
+        reader = PreTrainedTokenizerFast if (folder / _FILES[0]).is_file() else AutoTokenizer
         try:
-            fast = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            fast = reader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise ValueError(f"the tokenizer of {folder} cannot be read: {error}") from error
         if not getattr(fast, "is_fast", False):

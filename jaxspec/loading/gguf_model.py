@@ -76,20 +76,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     metadata = _Metadata(file)
     hidden, heads = metadata.number("embedding_length"), metadata.number("attention.head_count")
     head_dim = metadata.number("attention.key_length", default=hidden // heads)
-    if metadata.number("attention.value_length", default=head_dim) != head_dim:
-        raise ValueError(f"{file.path}: attention.value_length differs from key_length={head_dim}: not supported.")
-    rotated = metadata.number("rope.dimension_count", default=head_dim)
-    if rotated != head_dim:
-        raise ValueError(
-            f"{file.path}: rope.dimension_count={rotated} of {head_dim}: partial rotation is not supported."
-        )
-    for feature in ("expert_count", "attention.sliding_window"):
-        if metadata.get(feature):
-            raise ValueError(f"{file.path}: {metadata.arch}.{feature}={metadata.get(feature)} is not supported.")
-    if metadata.get("attention.layer_norm_rms_epsilon") is None:
-        raise ValueError(f"{file.path} lacks the key {metadata.arch}.attention.layer_norm_rms_epsilon.")
-    if "token_embd.weight" not in file.tensors:
-        raise ValueError(f"{file.path} lacks the tensor token_embd.weight.")
+    _refuse_unsupported(metadata, head_dim)
     config = {
         "architectures": [ARCHITECTURES[metadata.arch]],
         "model_type": metadata.arch,
@@ -112,6 +99,25 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     }
     config["rope_scaling"] = _rope_scaling(metadata, config["rope_theta"], head_dim)
     return config
+
+
+def _refuse_unsupported(metadata: "_Metadata", head_dim: int) -> None:
+    """Names what the models lack, or what every file must have."""
+    file = metadata.file
+    if metadata.number("attention.value_length", default=head_dim) != head_dim:
+        raise ValueError(f"{file.path}: attention.value_length differs from key_length={head_dim}: not supported.")
+    rotated = metadata.number("rope.dimension_count", default=head_dim)
+    if rotated != head_dim:
+        raise ValueError(
+            f"{file.path}: rope.dimension_count={rotated} of {head_dim}: partial rotation is not supported."
+        )
+    for feature in ("expert_count", "attention.sliding_window"):
+        if metadata.get(feature):
+            raise ValueError(f"{file.path}: {metadata.arch}.{feature}={metadata.get(feature)} is not supported.")
+    if metadata.get("attention.layer_norm_rms_epsilon") is None:
+        raise ValueError(f"{file.path} lacks the key {metadata.arch}.attention.layer_norm_rms_epsilon.")
+    if "token_embd.weight" not in file.tensors:
+        raise ValueError(f"{file.path} lacks the tensor token_embd.weight.")
 
 
 class _Metadata:

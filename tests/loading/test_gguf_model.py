@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxspec.loading.checkpoint import open_checkpoint
+from jaxspec.loading.gguf_file import GGUFFile
 from jaxspec.models.config import ModelConfig
 from tests.loading.files import hf_config, random_tensors, write_gguf
 
@@ -42,11 +43,11 @@ def test_rotary_pairs_become_halves(tmp_path):
     # What the file holds for head 0 and head 1, by hand: pairs (0, 3), (1, 4), (2, 5) side by side.
     stored = [0, 3, 1, 4, 2, 5, 10, 13, 11, 14, 12, 15]
     name = "model.layers.0.self_attn.q_proj.weight"
-    tensors[name] = np.repeat(np.float32([0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15])[:, None], 32, axis=1)
+    rows = np.array([0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15], np.float32)
+    tensors[name] = np.repeat(rows[:, None], 32, axis=1)
     path = write_gguf(tmp_path / "x.gguf", config, tensors)
-    checkpoint = open_checkpoint(path)
-    np.testing.assert_array_equal(checkpoint._file.read("blk.0.attn_q.weight")[:, 0], stored)  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(checkpoint.read(name), tensors[name])
+    np.testing.assert_array_equal(GGUFFile(path).read("blk.0.attn_q.weight")[:, 0], stored)
+    np.testing.assert_array_equal(open_checkpoint(path).read(name), tensors[name])
 
 
 def test_stop_ids_come_from_every_key_that_names_one(tmp_path):
@@ -100,7 +101,7 @@ def llama3_divisors(theta: float, head_dim: int, factor: float, low: float, high
         else:
             smooth = (original / wavelength - low) / (high - low)
             divisors.append(1 / ((1 - smooth) / factor + smooth))
-    return np.float32(divisors)
+    return np.array(divisors, np.float32)
 
 
 @pytest.mark.parametrize(("factor", "original", "theta"), [(8.0, 8192, 5e5), (32.0, 8192, 5e5), (8.0, 512, 1e4)])
@@ -126,7 +127,7 @@ def test_divisors_of_one_are_no_scaling(tmp_path):
 
 def test_other_divisors_are_refused(tmp_path):
     divisors = llama3_divisors(1e4, 64, 8.0, 1.0, 3.0, 512)  # high 3 instead of 4
-    for wrong in (divisors, np.arange(1, 33, dtype=np.float32), divisors[:2]):
+    for wrong in (divisors, np.arange(1, 33, dtype=np.float32), divisors[8:]):
         with pytest.raises(ValueError, match=r"rope_freqs.weight .* is not a llama3 rope scaling"):
             read_config(tmp_path, hf_config(head_dim=64), extra={"rope_freqs.weight": wrong})
 

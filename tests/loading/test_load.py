@@ -168,34 +168,27 @@ def test_leaves_do_not_change_with_the_file(tmp_path, scan_layers):
         np.testing.assert_array_equal(leaf, value)
 
 
-LARGER = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 10}
-
-
 def larger_config():
     """About 33 million weights: 130 MB in float32."""
-    return hf_config(num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True, **LARGER) | {
-        "head_dim": 64
-    }
+    sizes = {"vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 10, "head_dim": 64}
+    return hf_config(tie_word_embeddings=True) | sizes | {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 
 def zero_tensors(config):
     return {name: np.zeros_like(values) for name, values in random_tensors(config).items()}
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_host_arrays_never_add_up_to_the_model(tmp_path, scan_layers):
+def test_host_arrays_never_add_up_to_the_model(tmp_path):
     """NumPy holds one tensor at a time, dequantised, besides the leaves."""
     config = larger_config()
     path = write_gguf(tmp_path / "x.gguf", config, zero_tensors(config), kind=GGMLQuantizationType.Q8_0)
-    load(path, scan_layers=scan_layers)  # traces and compiles
+    load(path)  # traces and compiles
     tracemalloc.start()
-    loaded = load(path, scan_layers=scan_layers)
+    loaded = load(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    size = sum(leaf.nbytes for leaf in loaded.leaves)
-    largest = 8192 * 512 * 4
-    assert size > 6 * largest
-    assert peak < 1.3 * largest
+    # The largest tensor is an eighth of the model; the rest is what one chunk takes to dequantise.
+    assert peak < 0.2 * sum(leaf.nbytes for leaf in loaded.leaves)
 
 
 MEASURE = """
@@ -217,7 +210,7 @@ print(json.dumps([high_water() - before, sum(leaf.nbytes for leaf in loaded.leav
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="reads the memory high-water mark from Linux's /proc"
 )
-@pytest.mark.parametrize(("kind", "layers"), [("gguf", "unrolled"), ("folder", "unrolled"), ("folder", "scan")])
+@pytest.mark.parametrize(("kind", "layers"), [("gguf", "unrolled"), ("folder", "scan")])
 def test_peak_memory_stays_near_one_copy(tmp_path, kind, layers):
     small, config = hf_config(), larger_config()
     write_folder(tmp_path / "small", small, random_tensors(small))

@@ -84,7 +84,7 @@ class SamplingParams:
         )
         if self.seed is not None:
             _replace(self, seed=check_int("seed", self.seed, low=0, high=MAX_SEED))
-        _check_optional_ints(self, {"max_tokens": 1}, "set None to go on up to the context length")
+        _check_optional_ints(self, {"max_tokens": 0}, "set None to go on up to the context length")
         if self.logprobs is not None:
             hint = "set None for no log-probabilities"
             _replace(self, logprobs=check_int("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS, hint=hint))

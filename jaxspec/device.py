@@ -35,7 +35,9 @@ def bytes_per_token(configs: Sequence[ModelConfig], dtype: str) -> int:
     total = 0
     for config in configs:
         kind = MODELS[config.architecture]
-        caches = jax.eval_shape(lambda c=config, k=kind: k.init_cache(c, num_pages=1, page_size=1, dtype=jnp.dtype(dtype)))
+        caches = jax.eval_shape(
+            lambda c=config, k=kind: k.init_cache(c, num_pages=1, page_size=1, dtype=jnp.dtype(dtype))
+        )
         total += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
     return total
 

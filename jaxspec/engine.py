@@ -20,7 +20,7 @@ from jaxspec.verify import Verdict
 
 # Rows of a prefill batch that is not of one row.
 PREFILL_ROWS = 4
-SMALLEST_CHUNK = 32
+SMALLEST_CHUNK = 64
 
 
 def make_limits(plan: SpecPlan, settings: EngineConfig) -> Limits:
@@ -33,19 +33,19 @@ def make_limits(plan: SpecPlan, settings: EngineConfig) -> Limits:
         path_len=plan.path_len,
         rounds_per_dispatch=plan.rounds_per_dispatch,
         rounds_in_flight=plan.rounds_in_flight,
-        row_buckets=tuple(settings.decode_row_buckets or _doublings(1, plan.max_running_requests)),
-        chunk_buckets=tuple(settings.prefill_chunk_buckets or _doublings(SMALLEST_CHUNK, max_chunk)),
+        row_buckets=tuple(settings.decode_row_buckets or _buckets(1, plan.max_running_requests, factor=2)),
+        chunk_buckets=tuple(settings.prefill_chunk_buckets or _buckets(SMALLEST_CHUNK, max_chunk, factor=4)),
         max_chunk=max_chunk,
         prefill_rows=min(PREFILL_ROWS, plan.max_running_requests),
     )
 
 
-def _doublings(first: int, last: int) -> list[int]:
-    """first, 2 first, ... and last."""
+def _buckets(first: int, last: int, *, factor: int) -> list[int]:
+    """first, factor x first, ... and last: each is a program to compile, and its padding is computed in vain."""
     sizes = []
     while first < last:
         sizes.append(first)
-        first *= 2
+        first *= factor
     return [*sizes, last]
 
 

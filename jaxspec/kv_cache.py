@@ -25,6 +25,16 @@ class Accepted(NamedTuple):
     count: jax.Array  # int32 [B], 0..P
 
 
+def wait_for(count: jax.Array, drawn: jax.Array) -> jax.Array:
+    """`count` [B], known only once tokens `drawn` [B] were drawn from the outputs of the block to be committed.
+
+    A write must come after the last layer's read of the pool. The pending rows do not depend on that read, and XLA
+    keeps to dependencies only: where there is none it copies the whole pool. (It drops a barrier before it decides.)
+    Drawn tokens are never negative, so this changes nothing else.
+    """
+    return jnp.where(drawn >= 0, count, 0)
+
+
 class Cache(Protocol):
     """What a layer kind remembers of committed tokens, for all its layers."""
 

@@ -92,7 +92,9 @@ class LLM:
         Raises:
             ValueError: a prompt is empty, too long, or can never fit; nothing has been generated then.
         """
-        outputs = {chunk.prompt_index: chunk.output for chunk in self.stream(prompts, params) if chunk.output is not None}
+        outputs = {
+            chunk.prompt_index: chunk.output for chunk in self.stream(prompts, params) if chunk.output is not None
+        }
         return [outputs[index] for index in sorted(outputs)]
 
     def stream(

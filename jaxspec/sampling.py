@@ -91,9 +91,7 @@ def draw(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Arr
     def with_noise(logits: jax.Array) -> jax.Array:
         # A greedy row in a mixed batch divides by 1: it must not depend on its neighbours.
         scaled = logits / jnp.where(sampled, sampling.temperature, 1.0)[:, None, None]
-        scaled = jax.lax.cond(
-            jnp.any(masked), lambda x: mask_logits(x, sampling), lambda x: x, scaled
-        )
+        scaled = jax.lax.cond(jnp.any(masked), lambda x: mask_logits(x, sampling), lambda x: x, scaled)
         noise = gumbel_noise(sampling.seed, positions, logits.shape[-1])
         scores = jnp.where(sampled[:, None, None], scaled + noise, logits)
         return jnp.argmax(scores, axis=-1).astype(jnp.int32)

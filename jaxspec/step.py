@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxspec.attention import Block
 from jaxspec.draft.base import DraftMethod, Observation
-from jaxspec.kv_cache import Accepted
+from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
 from jaxspec.sampling import draw, token_logprobs
 from jaxspec.state import Rows, Sampling, State, put, take
@@ -130,8 +130,9 @@ def decode_step(
         The new state, and verdicts with a leading axis [rounds]; count 0 where a round did not run.
     """
     local = _take_rows(state, row_ids)
-    shapes = jax.eval_shape(lambda s: decode_round(program, params, s, table)[1], local)
-    verdicts = jax.tree.map(lambda leaf: jnp.zeros((program.rounds, *leaf.shape), leaf.dtype), shapes)
+    verdicts = Verdict.zeros(
+        program.rounds, row_ids.shape[0], path_len=program.path_len, num_top=program.num_top_logprobs
+    )
 
     def going(carry: tuple[jax.Array, State, Verdict]) -> jax.Array:
         done, local, _ = carry
@@ -169,12 +170,13 @@ def prefill_step(program: Program, params: Params, state: State, chunks: Chunks)
     offsets = jnp.arange(chunks.tokens.shape[1], dtype=jnp.int32)
     block = Block(chunks.start[:, None] + offsets, chunks.start, chunks.table)
     out = target.extend(chunks.tokens, block, local.caches, capture=method.capture)
-    path = jnp.broadcast_to(offsets, chunks.tokens.shape)
-    caches = target.commit(local.caches, out.pending, block, Accepted(path, chunks.length))
 
     final = jnp.maximum(chunks.length - 1, 0)
     logits = target.logits(_along(final[:, None], out.hidden))
     tokens = draw(logits, end[:, None], rows.sampling)
+    path = jnp.broadcast_to(offsets, chunks.tokens.shape)
+    kept = Accepted(path, wait_for(chunks.length, tokens[:, 0]))
+    caches = target.commit(local.caches, out.pending, block, kept)
     none = jnp.zeros_like(chunks.length)
     count, finish = clip_walk(tokens, none, rows)
     walk = Walk(none[:, None], tokens, count, none, none, finish)

@@ -28,6 +28,17 @@ class Verdict(NamedTuple):
     top_ids: jax.Array  # int32 [B, P, num_top]
     top_logprobs: jax.Array  # float32 [B, P, num_top]
 
+    @classmethod
+    def zeros(cls, *lead: int, path_len: int, num_top: int) -> "Verdict":
+        """Verdicts of steps that did not run; `lead` is (B,) or (rounds, B)."""
+        one, path, top = lead, (*lead, path_len), (*lead, path_len, num_top)
+        shapes = {"tokens": path, "top_ids": top}
+        floats = {"logprobs": path, "top_logprobs": top}
+        return cls(
+            **{name: jnp.zeros(shapes.get(name, one), jnp.int32) for name in cls._fields if name not in floats},
+            **{name: jnp.zeros(shape, jnp.float32) for name, shape in floats.items()},
+        )
+
 
 class Walk(NamedTuple):
     """The accepted path, before logprobs are known."""

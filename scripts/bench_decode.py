@@ -31,6 +31,7 @@ from rich.table import Table
 
 import jaxspec
 from bench_variants import Batch, JaxspecVariant, Measured, Variant, parse_variant
+from fitting import fit
 from jaxspec import LLM, EngineConfig, cli
 from report import device_name, number, plan_values
 
@@ -52,7 +53,9 @@ REFERENCES = ("plain", "v1", "hf")
 
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
-    engine, spec, params = fitting(args, cli.engine_config(args)), cli.spec_config(args), cli.sampling_params(args)
+    engine, spec, params = cli.engine_config(args), cli.spec_config(args), cli.sampling_params(args)
+    check_rows(args, engine)
+    engine = fit(engine, rows=max(args.batch_sizes), row_buckets=args.batch_sizes)
     if params.max_tokens is None:
         raise ValueError("the benchmark needs a number of tokens for everyone; set --max-new-tokens.")
     # Exactly as many tokens from everyone: no stop token before the budget is used up.
@@ -80,21 +83,14 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def fitting(args: argparse.Namespace, engine: EngineConfig) -> EngineConfig:
-    """The settings, with rows for the largest batch and compiled for the batch sizes alone where they leave that open.
-
-    Raises:
-        ValueError: the rows that were asked for do not hold the largest batch.
-    """
+def check_rows(args: argparse.Namespace, engine: EngineConfig) -> None:
+    """Refuses fewer rows than the largest batch has: the rest of it would wait."""
     rows, largest = engine.max_running_requests, max(args.batch_sizes)
     if rows is not None and rows < largest:
         raise ValueError(
             f"--max-running-requests {rows} does not hold a batch of {largest}; "
             f"set it to {largest}, or --batch-sizes lower."
         )
-    rows = rows or largest
-    buckets = engine.decode_row_buckets or sorted({*args.batch_sizes, rows})
-    return dataclasses.replace(engine, max_running_requests=rows, decode_row_buckets=buckets)
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -170,7 +166,7 @@ def measure(variants: dict[str, Variant], prompts: list[list[int]], batch_size: 
 
 
 def _medians(name: str, runs: dict[str, list[Measured]]) -> dict[str, Any]:
-    mine, reference = runs[name], runs.get("plain") or next(iter(runs.values()))
+    mine, reference = runs[name], next(iter(runs.values()))
     rates = [run.decode_rate for run in mine]
     pairs = zip(mine[0].tokens, reference[0].tokens, strict=True)
     return {
@@ -184,7 +180,7 @@ def _medians(name: str, runs: dict[str, list[Measured]]) -> dict[str, Any]:
             for other in REFERENCES
             if other in runs and other != name
         },
-        "prompts_with_equal_tokens": sum(a == b for a, b in pairs),
+        "prompts_with_the_first_variants_tokens": sum(a == b for a, b in pairs),
     }
 
 
@@ -222,7 +218,7 @@ def print_tables(report: dict[str, Any]) -> None:
         references = [name for name in REFERENCES if name in result["variants"]]
         table = Table(title=title, title_justify="left")
         table.add_column("variant")
-        headings = ["decode tokens/s", "range", "with prefill", "accept length", "ms a round", "equal to plain"]
+        headings = ["tok/s", "min-max", "+prefill", "accept", "ms/round", "same"]
         for heading in [*headings, *(f"x {name}" for name in references)]:
             table.add_column(heading, justify="right")
         for name, values in result["variants"].items():
@@ -235,11 +231,14 @@ def print_tables(report: dict[str, Any]) -> None:
                 number(values["tokens_per_s_with_prefill"], 1),
                 number(values["accept_length"]),
                 number(values["round_ms_without_prefill"], 1),
-                f"{values['prompts_with_equal_tokens']}/{report['num_prompts']}",
+                f"{values['prompts_with_the_first_variants_tokens']}/{report['num_prompts']}",
                 *ratios,
             )
         console.print(table)
-    console.print('All but the column "with prefill" exclude prefill; none includes loading or compilation.')
+    console.print(
+        "tok/s, min-max, ms/round and the ratios are of decoding, without prefill; +prefill is tok/s with it; nothing "
+        "includes loading or compiling. accept: accept length. same: prompts with the tokens of the first variant."
+    )
 
 
 def _progress(text: str) -> None:

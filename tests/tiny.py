@@ -49,6 +49,55 @@ def tiny_model(seed: int, *, scale: float = 12.0, **changes) -> tuple[Network, t
     return Network(config, Decoder, graphdef, treedef), leaves
 
 
+def make_runner(
+    target: tuple[Network, tuple[jax.Array, ...]],
+    method: DraftMethod | None = None,
+    draft_leaves: tuple[jax.Array, ...] = (),
+    *,
+    rounds_per_dispatch: int = 1,
+    num_rows: int = 4,
+    page_size: int = 16,
+    num_pages: int = 64,
+    max_model_len: int = 160,
+    num_top_logprobs: int = 4,
+) -> Runner:
+    """The device side over tiny models; `method` None is plain decoding."""
+    network, leaves = target
+    program = Program(network, Plain() if method is None else method, rounds_per_dispatch, num_top_logprobs)
+    shape = RunnerShape(num_rows, max_model_len, 8, num_pages, page_size, jnp.dtype("float32"))
+    return Runner(program, Params(leaves, draft_leaves), shape)
+
+
+def engine_over(runner: Runner, *, rounds_in_flight: int = 1, pool_pages: int | None = None, **settings) -> Engine:
+    """An engine over a runner, past `resolve` and loading; a runner may serve one engine after another.
+
+    Args:
+        runner: the device side.
+        rounds_in_flight: 0 is v1, 1 is v2.
+        pool_pages: pages the scheduler may give away; None is all that the device has.
+        settings: of EngineConfig.
+    """
+    method, shape = runner.program.draft, runner.shape
+    plan = SpecPlan(
+        algorithm="TEST",
+        draft_model=None,
+        num_steps=method.num_steps,
+        eagle_topk=1,
+        num_draft_tokens=method.num_draft_tokens,
+        rounds_in_flight=rounds_in_flight,
+        rounds_per_dispatch=runner.program.rounds,
+        max_running_requests=shape.num_rows,
+        accept_rule="coupled",
+        ngram_min_match=1,
+        ngram_max_match=3,
+        max_model_len=shape.max_model_len,
+        page_size=shape.page_size,
+        num_pages=shape.num_pages if pool_pages is None else pool_pages,
+        dtype="float32",
+    )
+    return Engine(runner, plan, EngineConfig(**settings))
+
+
 def make_engine(
     target: tuple[Network, tuple[jax.Array, ...]],
     method: DraftMethod | None = None,
@@ -62,29 +111,18 @@ def make_engine(
     max_model_len: int = 160,
     **settings,
 ) -> Engine:
-    """An engine over tiny models, past `resolve` and loading."""
-    network, leaves = target
-    method = Plain() if method is None else method
-    program = Program(network, method, rounds_per_dispatch, num_top_logprobs=4)
-    shape = RunnerShape(num_rows, max_model_len, 8, num_pages, page_size, jnp.dtype("float32"))
-    plan = SpecPlan(
-        algorithm="TEST",
-        draft_model=None,
-        num_steps=method.num_steps,
-        eagle_topk=1,
-        num_draft_tokens=method.num_draft_tokens,
-        rounds_in_flight=rounds_in_flight,
+    """An engine over tiny models."""
+    runner = make_runner(
+        target,
+        method,
+        draft_leaves,
         rounds_per_dispatch=rounds_per_dispatch,
-        max_running_requests=num_rows,
-        accept_rule="coupled",
-        ngram_min_match=1,
-        ngram_max_match=3,
-        max_model_len=max_model_len,
+        num_rows=num_rows,
         page_size=page_size,
         num_pages=num_pages,
-        dtype="float32",
+        max_model_len=max_model_len,
     )
-    return Engine(Runner(program, Params(leaves, draft_leaves), shape), plan, EngineConfig(**settings))
+    return engine_over(runner, rounds_in_flight=rounds_in_flight, **settings)
 
 
 def requests_of(prompts, params, *, max_model_len: int = 160, eos_ids=(), vocab: int = VOCAB) -> list[Request]:

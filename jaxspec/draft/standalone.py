@@ -1,8 +1,8 @@
 """STANDALONE: a second, smaller checkpoint of the same tokenizer drafts a chain.
 
 The draft has its own paged cache, under the target's page table. It is fed every accepted token and the bonus, so a
-round starts with its cache complete and its first proposal made: `num_steps` = S costs one extend and S - 1 single-token
-forwards. Its own chain lives in activations and never enters the pool.
+round starts with its cache complete and its first proposal made: `num_steps` = S costs one extend and S - 1 forwards
+of a single token. Its own chain lives in activations and never enters the pool.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxspec.attention import Block
 from jaxspec.draft.base import CacheShape, DraftSettings, Observation, chain_tree
-from jaxspec.kv_cache import Accepted
+from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
 from jaxspec.sampling import draw
 from jaxspec.state import DraftState, Rows
@@ -56,6 +56,8 @@ class Standalone:
         first: jax.Array = state.carry
         prefix_len = jnp.where(rows.active, rows.seq_len + 1, 0)  # the bonus is in the draft's cache
         chain_len = self.num_steps - 1
+        if chain_len == 0:
+            return chain_tree(rows, first[:, None])
 
         def step(carry, depth):
             token, chain = carry
@@ -83,10 +85,10 @@ class Standalone:
         offsets = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         block = Block(seen.start[:, None] + offsets, jnp.where(seen.count > 0, seen.start, 0), table)
         out = model.extend(tokens, block, state.caches)
-        path = jnp.broadcast_to(offsets, tokens.shape)
-        kept = Accepted(path, jnp.where(seen.count > 0, seen.count + 1, 0))
-        caches = model.commit(state.caches, out.pending, block, kept)
         hidden = jnp.take_along_axis(out.hidden, seen.count[:, None, None], axis=1)
         position = (seen.start + seen.count + 1)[:, None]
         first = self._draw(model.logits(hidden), position, rows)[:, 0]
+        path = jnp.broadcast_to(offsets, tokens.shape)
+        kept = Accepted(path, wait_for(jnp.where(seen.count > 0, seen.count + 1, 0), first))
+        caches = model.commit(state.caches, out.pending, block, kept)
         return DraftState(caches, jnp.where(seen.count > 0, first, state.carry))

@@ -58,9 +58,7 @@ def load_model(
     config = ModelConfig.from_hf(checkpoint.config)
     _refuse_quantised(checkpoint)
     model_class = MODELS[config.architecture]
-    abstract = nnx.eval_shape(
-        lambda: model_class(config, dtype=jnp.dtype(dtype), scan_layers=scan_layers, rngs=nnx.Rngs(0))
-    )
+    abstract = nnx.eval_shape(lambda: model_class(config, dtype=jnp.dtype(dtype), scan_layers=scan_layers, rngs=None))
     graphdef, state = nnx.split(abstract, nnx.Param)
     targets = dict(nnx.to_flat_state(state))
     sources = model_class.tensor_map(config, scan_layers)

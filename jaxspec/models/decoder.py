@@ -15,7 +15,7 @@ from flax import nnx
 from jaxspec.attention import Block
 from jaxspec.kv_cache import Accepted, PagedKV
 from jaxspec.models.config import ModelConfig
-from jaxspec.models.layers import MLP, Attention, RMSNorm, rotary_angles
+from jaxspec.models.layers import MLP, Attention, RMSNorm, init_weight, rotary_angles
 
 Pending = tuple[jax.Array, jax.Array]
 
@@ -39,7 +39,7 @@ class Extended(NamedTuple):
 class Segment(nnx.Module):
     """`size` equal layers; weights carry a leading axis when they are scanned."""
 
-    def __init__(self, config: ModelConfig, size: int, *, scan: bool, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, size: int, *, scan: bool, dtype: jnp.dtype, rngs: nnx.Rngs | None):
         lead = (size,) if scan else ()
         norm = {"eps": config.rms_norm_eps, "lead": lead, "dtype": dtype}
         self.input_layernorm = RMSNorm(config.hidden_size, **norm)
@@ -48,7 +48,13 @@ class Segment(nnx.Module):
         self.mlp = MLP(config, lead=lead, dtype=dtype, rngs=rngs)
 
     def extend_layer(
-        self, x: jax.Array, angles: Pending, block: Block, cache: PagedKV, layer: int | jax.Array, earlier: Pending | None
+        self,
+        x: jax.Array,
+        angles: Pending,
+        block: Block,
+        cache: PagedKV,
+        layer: int | jax.Array,
+        earlier: Pending | None,
     ) -> tuple[jax.Array, Pending]:
         """One layer over x [B, N, E]."""
         out, pending = self.self_attn.extend(self.input_layernorm(x), angles, block, cache, layer, earlier)
@@ -64,17 +70,16 @@ class Decoder(nnx.Module):
         dtype: of weights and activations; logits are float32.
         scan_layers: stack equal layers and scan over them (fewer leaves to dispatch, faster to trace; on the CPU the
             slices of stacked weights are copied, measured 20 % slower at one row).
-        rngs: for random weights.
+        rngs: for random weights; None leaves zeros, to be filled from a checkpoint.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, scan_layers: bool, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, scan_layers: bool, rngs: nnx.Rngs | None):
         size = (config.vocab_size, config.hidden_size)
-        self.embed_tokens = nnx.Param(jax.random.normal(rngs.params(), size, dtype) * 0.02)
+        self.embed_tokens = init_weight(rngs, size, dtype)
         sizes = [config.num_layers] if scan_layers else [1] * config.num_layers
         self.segments = nnx.List([Segment(config, n, scan=scan_layers, dtype=dtype, rngs=rngs) for n in sizes])
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
-        tied = config.tie_embeddings
-        self.lm_head = None if tied else nnx.Param(jax.random.normal(rngs.params(), size[::-1], dtype) * 0.02)
+        self.lm_head = None if config.tie_embeddings else init_weight(rngs, size[::-1], dtype)
         self.config = config
         self.scan_layers = scan_layers
 
@@ -83,9 +88,7 @@ class Decoder(nnx.Module):
         cls, config: ModelConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype
     ) -> tuple[PagedKV, ...]:
         """Empty caches, one per layer kind."""
-        return (
-            PagedKV.zeros(config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim, dtype),
-        )
+        return (PagedKV.zeros(config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim, dtype),)
 
     def empty_pending(self, num_rows: int, num_nodes: int) -> tuple[Pending, ...]:
         """Room for the pending rows of `num_nodes` uncommitted nodes, to be passed as `earlier`."""

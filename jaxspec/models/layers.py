@@ -17,13 +17,20 @@ from jaxspec.models.config import ModelConfig, RopeConfig
 INIT_STDDEV = 0.02
 
 
+def init_weight(rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param:
+    """A random weight; zeros without `rngs`, for a model whose weights come from a checkpoint."""
+    if rngs is None:
+        return nnx.Param(jnp.zeros(shape, dtype))
+    return nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * INIT_STDDEV)
+
+
 class Linear(nnx.Module):
     """y = x W (+ b), with W [in, out]."""
 
     def __init__(
-        self, size_in: int, size_out: int, *, bias: bool, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs
+        self, size_in: int, size_out: int, *, bias: bool, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs | None
     ):
-        self.weight = nnx.Param(jax.random.normal(rngs.params(), (*lead, size_in, size_out), dtype) * INIT_STDDEV)
+        self.weight = init_weight(rngs, (*lead, size_in, size_out), dtype)
         self.bias = nnx.Param(jnp.zeros((*lead, size_out), dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -93,20 +100,12 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions; optional biases and per-head norms on q and k."""
 
-    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs | None):
         width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = Linear(
-            config.hidden_size, width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs
-        )
-        self.k_proj = Linear(
-            config.hidden_size, kv_width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs
-        )
-        self.v_proj = Linear(
-            config.hidden_size, kv_width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs
-        )
-        self.o_proj = Linear(
-            width, config.hidden_size, bias=config.o_bias, lead=lead, dtype=dtype, rngs=rngs
-        )
+        self.q_proj = Linear(config.hidden_size, width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs)
+        self.k_proj = Linear(config.hidden_size, kv_width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs)
+        self.v_proj = Linear(config.hidden_size, kv_width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs)
+        self.o_proj = Linear(width, config.hidden_size, bias=config.o_bias, lead=lead, dtype=dtype, rngs=rngs)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps, lead=lead, dtype=dtype)
             self.k_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps, lead=lead, dtype=dtype)
@@ -144,7 +143,7 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs | None):
         inner, outer, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
         self.gate_proj = Linear(outer, inner, bias=bias, lead=lead, dtype=dtype, rngs=rngs)
         self.up_proj = Linear(outer, inner, bias=bias, lead=lead, dtype=dtype, rngs=rngs)

@@ -80,9 +80,9 @@ def test_counts_below_one_are_refused(flag, capsys):
 
 def test_rows_must_hold_the_largest_batch():
     args = bench_decode._parse(["--batch-sizes", "1,4"])
-    assert bench_decode.fitting(args, EngineConfig()).decode_row_buckets == (1, 4)
+    bench_decode.check_rows(args, EngineConfig())
     with pytest.raises(ValueError, match="--max-running-requests 2 does not hold a batch of 4"):
-        bench_decode.fitting(args, EngineConfig(max_running_requests=2))
+        bench_decode.check_rows(args, EngineConfig(max_running_requests=2))
 
 
 def test_measurements_add_up():
@@ -112,7 +112,7 @@ def test_benchmark_ends_with_json_that_holds_every_variant(small, capsys):
     for result in report["results"]:
         assert list(result["variants"]) == ["plain", "v1", "v2"]
         for values in result["variants"].values():
-            assert values["prompts_with_equal_tokens"] == 2
+            assert values["prompts_with_the_first_variants_tokens"] == 2
             assert values["decode_tokens_per_s_without_prefill"] > 0
             assert values["round_ms_without_prefill"] > 0
         assert result["variants"]["plain"]["accept_length"] == 1.0

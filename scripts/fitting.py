@@ -1,0 +1,27 @@
+"""Engine settings for a script that knows what it will run, so that little has to be compiled."""
+
+import dataclasses
+from collections.abc import Collection
+
+from jaxspec import EngineConfig
+
+SHORT_CHUNK = 128
+
+
+def fit(engine: EngineConfig, *, rows: int, row_buckets: Collection[int] | None = None) -> EngineConfig:
+    """Fills in what the flags left open; what they set stays.
+
+    Args:
+        rows: completions decoded together, where --max-running-requests does not say.
+        row_buckets: batch sizes to compile decoding for; None is the engine's choice.
+    """
+    rows, chunk = engine.max_running_requests or rows, engine.chunked_prefill_size
+    row_buckets = engine.decode_row_buckets or (None if row_buckets is None else sorted({*row_buckets, rows}))
+    # Two lengths of prefill chunk, not every power of two: a short prompt costs a little more, the start much less.
+    two_chunks = (SHORT_CHUNK, chunk) if chunk is not None and chunk > SHORT_CHUNK else None
+    return dataclasses.replace(
+        engine,
+        max_running_requests=rows,
+        decode_row_buckets=row_buckets,
+        prefill_chunk_buckets=engine.prefill_chunk_buckets or two_chunks,
+    )

@@ -1,0 +1,154 @@
+"""What the tests of the engine share: one tiny target, every draft for it, and requests whose plain outputs are known.
+
+Runners are cached and their shapes are few, because compiling is what takes time here.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxspec.config import SamplingParams
+from jaxspec.draft.base import DraftMethod
+from jaxspec.draft.ngram import Ngram
+from jaxspec.draft.standalone import Standalone
+from jaxspec.engine import Engine
+from jaxspec.models.network import Network
+from jaxspec.request import Request
+from jaxspec.runner import Runner
+from tests.scripted import NO_DRAFT, Scripted, script_leaves
+from tests.tiny import VOCAB, engine_over, make_runner, requests_of, run, tiny_model
+
+MAX_LEN, NUM_ROWS, NUM_STEPS, DEVICE_TOKENS = 96, 3, 3, 384
+DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree")
+SCRIPTED = {"chain": Scripted(NUM_STEPS, is_chain=True), "tree": Scripted(NUM_STEPS, is_chain=False)}
+# v1, v2, and v2 with several rounds a dispatch: (rounds in flight, rounds per dispatch).
+SCHEDULES = {"v1": (0, 1), "v2": (1, 1), "r4": (1, 4)}
+# Lengths that no chunk of a prompt is compiled for, so that the buckets are few.
+CHUNK_BUCKETS = {1: (MAX_LEN,), 16: (16, MAX_LEN), 64: (MAX_LEN,)}
+ROW_BUCKETS = {1: (NUM_ROWS,), 16: (1, NUM_ROWS), 64: (NUM_ROWS,)}
+# Every count from none to all, a round without drafts, and a length that is prime to everything else.
+SCRIPT = (3, 0, 2, 1, NO_DRAFT, 3, 3)
+
+
+@functools.cache
+def target() -> tuple[Network, tuple[jax.Array, ...]]:
+    return tiny_model(0)
+
+
+def nearly(leaves: tuple[jax.Array, ...], noise: float) -> tuple[jax.Array, ...]:
+    """Weights that differ from `leaves` by a share of their own size."""
+    keys = jax.random.split(jax.random.key(7), len(leaves))
+    return tuple(leaf * (1 + noise * jax.random.normal(key, leaf.shape)) for leaf, key in zip(leaves, keys))
+
+
+def draft_of(name: str) -> tuple[DraftMethod | None, tuple[jax.Array, ...]]:
+    """A draft and its weights. STANDALONE's three have one program; a script's leaves come with `follow`."""
+    network, leaves = target()
+    if name == "plain":
+        return None, ()
+    if name == "ngram":
+        return Ngram(NUM_STEPS, min_match=1, max_match=3), ()
+    if name in SCRIPTED:
+        return SCRIPTED[name], script_leaves([], SCRIPT, max_len=MAX_LEN, num_sequences=NUM_CASES)
+    weights = {"identical": leaves, "good": nearly(leaves, 0.15), "bad": tiny_model(1)[1]}
+    return Standalone(network, NUM_STEPS, VOCAB), weights[name]
+
+
+@functools.cache
+def runner_of(name: str, page_size: int = 16, rounds: int = 1) -> Runner:
+    """The device side; it serves one engine after another."""
+    return make_runner(
+        target(),
+        *draft_of(name),
+        rounds_per_dispatch=rounds,
+        num_rows=NUM_ROWS,
+        page_size=page_size,
+        num_pages=DEVICE_TOKENS // page_size,
+        max_model_len=MAX_LEN,
+    )
+
+
+def engine_of(
+    name: str, schedule: str = "v2", *, page_size: int = 16, chunk: int | None = None, pool_pages: int | None = None
+) -> Engine:
+    """An engine with a draft; `chunk` None takes prompts in whole."""
+    rounds_in_flight, rounds = SCHEDULES[schedule]
+    return engine_over(
+        runner_of(name, page_size, rounds),
+        rounds_in_flight=rounds_in_flight,
+        pool_pages=pool_pages,
+        chunked_prefill_size=chunk,
+        prefill_chunk_buckets=CHUNK_BUCKETS[page_size],
+        decode_row_buckets=ROW_BUCKETS[page_size],
+    )
+
+
+def follow(engine: Engine, sequences: Sequence[Sequence[int]], script: Sequence[int]) -> None:
+    """Gives a scripted engine its truth and its script."""
+    leaves = script_leaves(sequences, script, max_len=MAX_LEN, num_sequences=NUM_CASES)
+    engine.runner.params = engine.runner.params._replace(draft=leaves)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A prompt and its parameters."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+
+
+def _prompt(first: int, length: int) -> tuple[int, ...]:
+    """Random tokens behind `first`, so that no prompt begins like another."""
+    rest = np.random.default_rng(first).integers(0, VOCAB, length - 1)
+    return (first, *(int(token) for token in rest))
+
+
+LAWS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_p": 0.9, "min_p": 0.05},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_k": 12},
+)
+# (prompt length, most output tokens); the two long ones are neighbours and outgrow a small pool together.
+LENGTHS = ((3, 24), (1, 17), (50, 30), (44, 32), (20, 1), (9, 26), (33, 7), (14, 40))
+NUM_CASES = 2 * len(LENGTHS)
+# Index of a case -> which of its outputs, when nothing stops it, is declared a stop token; and its min_tokens.
+STOPS = {2: (11, 0), 5: (13, 0), 7: (3, 10), 8: (6, 0), 11: (9, 4), 13: (2, 0), 15: (5, 17)}
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """Every prompt length with every law; some stop at a token, and some of those not before `min_tokens`."""
+    free = []
+    for index in range(NUM_CASES):
+        half, place = divmod(index, len(LENGTHS))
+        (length, budget), law = LENGTHS[place], LAWS[(place + half) % len(LAWS)]
+        params = SamplingParams(**law, seed=1000 + index, max_tokens=budget)
+        free.append(Case(_prompt(3 * index, length), params))
+    outputs = [request.output_ids for request in play(engine_of("plain", "v1"), free)]
+    for index, (place, min_tokens) in STOPS.items():
+        stop = (outputs[index][place],)
+        params = dataclasses.replace(free[index].params, stop_token_ids=stop, min_tokens=min_tokens)
+        free[index] = Case(free[index].prompt, params)
+    return tuple(free)
+
+
+@functools.cache
+def plain() -> tuple[Request, ...]:
+    """The finished requests of plain decoding, one for each case: what every draft must reproduce."""
+    return tuple(play(engine_of("plain", "v1"), cases()))
+
+
+@functools.cache
+def truth() -> tuple[tuple[int, ...], ...]:
+    """Prompt and outputs of each case."""
+    return tuple(tuple(request.sequence) for request in plain())
+
+
+def play(engine: Engine, cases: Sequence[Case]) -> list[Request]:
+    """Runs cases together to their end."""
+    made = requests_of([list(case.prompt) for case in cases], [case.params for case in cases], max_model_len=MAX_LEN)
+    return run(engine, made)

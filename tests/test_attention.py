@@ -1,0 +1,195 @@
+"""Attention in two parts against dense softmax in float64; whatever is not a committed token is poisoned with NaN."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.attention import PREFIX_BLOCK, Block, attend
+from jaxspec.tree import ancestor_mask, pack_bits
+
+NUM_LAYERS, LAYER, SCALE = 2, 1, 0.3
+
+jit_attend = jax.jit(attend, static_argnames=("scale",))
+
+
+class Case(NamedTuple):
+    """Inputs of `attend`, and the dense view of the same."""
+
+    queries: np.ndarray  # [B, N, H, D]
+    keys: np.ndarray  # [B, M, K, D]
+    values: np.ndarray
+    prefix: tuple[np.ndarray, np.ndarray]  # keys and values [B, S, K, D]; beyond a row's length they mean nothing
+    lengths: np.ndarray  # [B]
+    visible: np.ndarray  # bool [B, N, M]
+    page_size: int
+
+    def paged(self, rng: np.random.Generator) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """Pools that hold the prefixes in shuffled pages and NaN elsewhere, and the table: -1 beyond a page to spare."""
+        num_rows, longest, num_kv, dim = self.prefix[0].shape
+        width = -(-max(longest, 1) // self.page_size) + 2
+        order = rng.permutation(num_rows * width).reshape(num_rows, width)
+        shape = (NUM_LAYERS, num_rows * width + 1, num_kv, self.page_size, dim)
+        pools = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+        table = np.full((num_rows, width), -1, np.int32)
+        for row, length in enumerate(self.lengths):
+            used = -(-int(length) // self.page_size) + 1
+            table[row, :used] = order[row, :used]
+            for position in range(length):
+                page, slot = table[row, position // self.page_size], position % self.page_size
+                for pool, rows in zip(pools, self.prefix, strict=True):
+                    pool[LAYER, page, :, slot] = rows[row, position]
+        return pools, table
+
+    def run(self, *, causal: bool = False, dtype: str = "float32") -> np.ndarray:
+        """`attend` over pages."""
+        pools, table = self.paged(np.random.default_rng(1))
+        num_nodes = self.queries.shape[1]
+        bits = None if causal else pack_bits(jnp.asarray(self.visible))
+        positions = self.lengths[:, None] + np.arange(num_nodes)
+        block = Block(jnp.asarray(positions, jnp.int32), jnp.asarray(self.lengths), jnp.asarray(table), bits)
+        arrays = [jnp.asarray(x, dtype) for x in (self.queries, self.keys, self.values)]
+        pool = jnp.asarray(pools[0], dtype), jnp.asarray(pools[1], dtype)
+        return np.asarray(jit_attend(*arrays, pool, jnp.int32(LAYER), block, scale=SCALE))
+
+    def dense(self) -> np.ndarray:
+        """Softmax over everything visible, in float64."""
+        num_rows, num_nodes, num_heads, _ = self.queries.shape
+        group = num_heads // self.keys.shape[2]
+        out = np.zeros((num_rows, num_nodes, num_heads, self.values.shape[-1]))
+        for row, node, head in np.ndindex(num_rows, num_nodes, num_heads):
+            kv, length, seen = head // group, self.lengths[row], self.visible[row, node]
+            keys = np.concatenate([self.prefix[0][row, :length, kv], self.keys[row, seen, kv]]).astype(np.float64)
+            values = np.concatenate([self.prefix[1][row, :length, kv], self.values[row, seen, kv]])
+            scores = keys @ self.queries[row, node, head].astype(np.float64) * SCALE
+            weights = np.exp(scores - scores.max())
+            out[row, node, head] = weights @ values / weights.sum()
+        return out
+
+
+def make_case(
+    lengths: list[int],
+    *,
+    page_size: int = 16,
+    num_nodes: int = 3,
+    heads: tuple[int, int] = (4, 2),
+    visible: np.ndarray | None = None,
+    spread: float = 1.0,
+) -> Case:
+    """Random tokens; the block is causal unless `visible` says otherwise. `spread` widens the scores."""
+    rng = np.random.default_rng(0)
+    num_rows, (num_heads, num_kv), dim = len(lengths), heads, 8
+    if visible is None:
+        visible = np.broadcast_to(np.tril(np.ones((num_nodes, num_nodes), bool)), (num_rows, num_nodes, num_nodes))
+    num_nodes, num_keys = visible.shape[1:]
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal((num_rows, *shape)).astype(np.float32)
+
+    prefix = normal(max(lengths), num_kv, dim), normal(max(lengths), num_kv, dim)
+    queries, keys, values = normal(num_nodes, num_heads, dim), normal(num_keys, num_kv, dim), normal(num_keys, num_kv, dim)
+    return Case(queries * spread, keys, values, prefix, np.array(lengths, np.int32), visible, page_size)
+
+
+def tree_visible(parents: list[list[int]], num_earlier: int = 0) -> np.ndarray:
+    """bool [B, N, earlier + N]: ancestors, behind random earlier nodes."""
+    own = np.asarray(ancestor_mask(jnp.asarray(parents), depth=len(parents[0]) - 1))
+    earlier = np.random.default_rng(2).random((*own.shape[:2], num_earlier)) < 0.5
+    return np.concatenate([earlier, own], axis=2)
+
+
+def check(case: Case, **how) -> None:
+    np.testing.assert_allclose(case.run(**how), case.dense(), rtol=1e-5, atol=2e-6)
+
+
+# No token, one, the last of a page, a full page, the first of the next, and more than one step of the walk.
+@pytest.mark.parametrize(
+    ("page_size", "lengths"),
+    [
+        (1, [0, 1, 2, 255, 256, 300]),
+        (16, [0, 1, 15, 16, 17, 256, 257, 600]),
+        (64, [0, 1, 63, 64, 65, 256, 320]),
+        (1024, [0, 1, 1023, 1024, 1025, 2048]),
+    ],
+)
+def test_ragged_prefixes_of_any_page_size_equal_dense_softmax(page_size, lengths):
+    assert max(lengths) > PREFIX_BLOCK
+    check(make_case(lengths, page_size=page_size), causal=True)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (8, 1)])
+def test_query_heads_of_one_group_share_their_kv_head(heads):
+    check(make_case([0, 5, 40], heads=heads), causal=True)
+
+
+def test_ancestor_bits_of_a_chain_are_causal_order():
+    case = make_case([0, 16, 40])
+    np.testing.assert_array_equal(case.run(causal=False), case.run(causal=True))
+
+
+def test_a_node_sees_the_prefix_and_its_ancestors_only():
+    parents = [[-1, 0, 0, 1, 1, 2], [-1, 0, 1, 2, 3, 4], [-1, 0, 0, 0, 0, 0]]
+    check(make_case([0, 16, 33], visible=tree_visible(parents)))
+
+
+@pytest.mark.parametrize("num_earlier", [1, 30, 40])
+def test_earlier_nodes_come_before_the_blocks_own(num_earlier):
+    """At 30 the bits of one node reach into a second word, at 40 the block's own nodes lie in it."""
+    parents = [[-1, 0, 0, 1], [-1, 0, 1, 2]]
+    check(make_case([0, 20], visible=tree_visible(parents, num_earlier)))
+
+
+def test_a_causal_block_sees_all_earlier_nodes():
+    visible = np.broadcast_to(np.tril(np.ones((3, 8), bool), 5), (2, 3, 8))
+    check(make_case([7, 0], visible=visible), causal=True)
+
+
+def test_a_token_counts_the_same_in_the_prefix_and_in_the_block():
+    whole = make_case([20], num_nodes=6)
+    keys, values = (np.concatenate([old, new], 1) for old, new in zip(whole.prefix, (whole.keys, whole.values)))
+    later = Case(whole.queries[:, 4:], keys[:, 24:], values[:, 24:], (keys[:, :24], values[:, :24]), whole.lengths + 4,
+                 np.tril(np.ones((1, 2, 2), bool)), 16)  # fmt: skip
+    np.testing.assert_allclose(later.run(causal=True), whole.run(causal=True)[:, 4:], rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_token_of_a_long_prefix_is_not_forgotten():
+    case = make_case([700])
+    case.prefix[0][0, 0] = 0
+    case.prefix[0][0, 0, :, 0] = 200
+    case.queries[..., 0] = 2
+    expected = np.repeat(case.prefix[1][0, 0], 2, axis=0)
+    np.testing.assert_allclose(case.run(causal=True)[0, 0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [1e-6, 300.0])
+def test_flat_and_sharp_scores_stay_exact(spread):
+    check(make_case([0, 3, 300], spread=spread), causal=True)
+
+
+def test_a_row_does_not_depend_on_other_rows_lengths_in_any_bit():
+    long = make_case([5, 600, 0, 270])
+    alone = [long._replace(lengths=np.where(np.arange(4) == row, long.lengths, 0)) for row in range(4)]
+    together = long.run(causal=True)
+    for row, case in enumerate(alone):
+        np.testing.assert_array_equal(case.run(causal=True)[row], together[row])
+
+
+def test_infinite_garbage_beyond_the_length_is_not_read():
+    case = make_case([0, 16, 21])
+    expected = case.run(causal=True)
+    rng = np.random.default_rng(1)
+    pools, table = case.paged(rng)
+    garbage = tuple(jnp.asarray(np.where(np.isnan(pool), np.inf, pool)) for pool in pools)
+    positions = jnp.asarray(case.lengths[:, None] + np.arange(3), jnp.int32)
+    block = Block(positions, jnp.asarray(case.lengths), jnp.asarray(table))
+    out = jit_attend(case.queries, case.keys, case.values, garbage, jnp.int32(LAYER), block, scale=SCALE)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_bfloat16_is_summed_in_float32():
+    case = make_case([0, 100, 600])
+    out = case.run(causal=True, dtype="bfloat16")
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(out.astype(np.float32), case.dense(), atol=0.03)

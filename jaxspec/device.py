@@ -1,5 +1,6 @@
 """What the device at hand suggests where the user said nothing, and where compiled programs are kept."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from jaxspec.models import MODELS, ModelConfig
 CPU_POOL_BYTES = 1 << 30
 # Share of an accelerator's memory for weights and pools; the rest is for activations and compiled code.
 ACCELERATOR_SHARE = 0.85
+
+_LOGGER = logging.getLogger("jaxspec")
 
 
 def on_cpu() -> bool:
@@ -70,16 +73,22 @@ def default_pool_tokens(configs: Sequence[ModelConfig], dtype: str, weight_bytes
 def keep_compiled_programs(folder: str | os.PathLike[str] | None) -> None:
     """Turns on JAX's persistent compilation cache: in `folder`, or the user's cache folder for "auto"; None is off.
 
-    A folder that was configured through JAX itself wins over "auto".
+    A folder that was configured through JAX itself wins over "auto". Where the user's cache folder cannot be written,
+    a warning says so and programs are compiled at every start.
     """
     if folder is None:
         jax.config.update("jax_enable_compilation_cache", False)
         return
     jax.config.update("jax_enable_compilation_cache", True)
     if folder == "auto":
-        if jax.config.jax_compilation_cache_dir:
+        if getattr(jax.config, "jax_compilation_cache_dir", None):
             return
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(base) / "jaxspec" / "programs"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            _LOGGER.warning("compiled programs are not kept (%s); set compilation_cache_dir", error)
+            return
     Path(folder).mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", os.fspath(folder))

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections import deque
+from typing import Any
 
 import numpy as np
 
@@ -189,20 +190,22 @@ def read_verdict(dispatch: _Dispatch) -> VerdictArrays:
     )
 
 
-def _fill_table(table: np.ndarray, index: int, pages: list[int]) -> None:
+def _fill_table(table: Any, index: int, pages: list[int]) -> None:
     table[index, : len(pages)] = pages
 
 
 def _fill_chunk(chunks: Chunks, index: int, chunk: PrefillChunk) -> None:
     """Writes one chunk and its request's settings into row `index` of a dispatch."""
-    params, sampling = chunk.request.params, chunks.sampling
-    chunks.row_ids[index] = chunk.row
-    chunks.tokens[index, : len(chunk.tokens)] = chunk.tokens
-    chunks.length[index] = len(chunk.tokens)
-    chunks.start[index] = chunk.start
-    chunks.next_token[index] = chunk.next_token
-    chunks.is_last[index] = chunk.is_last
-    chunks.remaining[index] = chunk.remaining
+    params = chunk.request.params
+    arrays: Any = chunks  # NumPy arrays, fresh from the runner
+    sampling = arrays.sampling
+    arrays.row_ids[index] = chunk.row
+    arrays.tokens[index, : len(chunk.tokens)] = chunk.tokens
+    arrays.length[index] = len(chunk.tokens)
+    arrays.start[index] = chunk.start
+    arrays.next_token[index] = chunk.next_token
+    arrays.is_last[index] = chunk.is_last
+    arrays.remaining[index] = chunk.remaining
     sampling.temperature[index] = params.temperature
     sampling.top_k[index] = max(params.top_k, 0)
     sampling.top_p[index] = params.top_p

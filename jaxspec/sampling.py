@@ -26,8 +26,10 @@ def gumbel_noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax
 
 def _ordered(x: jax.Array) -> jax.Array:
     """Maps float32 to uint32 so that order is kept (NaN aside)."""
+    sign = jnp.uint32(1 << 31)
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+    bits = jnp.where(bits == sign, jnp.uint32(0), bits)  # -0 ties with 0
+    return jnp.where(bits >> 31 == 1, ~bits, bits | sign)
 
 
 def _largest(holds, shape: tuple[int, ...]) -> jax.Array:

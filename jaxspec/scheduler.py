@@ -193,7 +193,8 @@ class Scheduler:
         if not self._waiting or not self._rows.num_free:
             return None
         request = self._waiting[0]
-        num_tokens = min(request.known_len + self.limits.path_len + 1, request.max_len)
+        # As far as it gets before the host hears of it: with less, it would be preempted at once when pages are scarce.
+        num_tokens = self._reach(request, (1 + self.limits.rounds_in_flight) * self.limits.rounds_per_dispatch)
         if self.pool.num_free < self.pool.pages_for(num_tokens) + self._headroom():
             return None
         self._rows.take(request, num_tokens)
@@ -235,14 +236,8 @@ class Scheduler:
         )
 
     def _reserve(self, request: Request) -> bool:
-        """Extends its pages to what the next dispatch may reach; False when it was preempted itself.
-
-        The host knows `known_len` tokens; each round in flight, and each of the next dispatch, may add `path_len`; a
-        prefill in flight adds one.
-        """
-        limits = self.limits
-        rounds = request.in_flight + limits.rounds_per_dispatch
-        reach = min(request.known_len + rounds * limits.path_len + 1, request.max_len)
+        """Extends its pages to what the next dispatch may reach; False when it was preempted itself."""
+        reach = self._reach(request, request.in_flight + self.limits.rounds_per_dispatch)
         while not self._rows.extend(request, reach):
             if len(self._running) == 1:
                 state = f"{len(request.pages)} held, {self.pool.num_free} of {self.pool.num_pages} free"
@@ -253,6 +248,10 @@ class Scheduler:
                 return False
         self._rows.check_holds(request, reach)
         return True
+
+    def _reach(self, request: Request, rounds: int) -> int:
+        """Most tokens after so many rounds: each adds up to `path_len` to what the host knows, a prefill one."""
+        return min(request.known_len + rounds * self.limits.path_len + 1, request.max_len)
 
     def _preempt(self, request: Request) -> None:
         """Puts a running request back to the front of the queue, to be computed anew from what is known of it."""

@@ -6,7 +6,7 @@ ever copied through the scan.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +123,8 @@ class Decoder(nnx.Module):
         x, outputs, pending = run(x, angles, block, cache, before, bool(capture))
         return Extended(x, tuple(outputs[layer] for layer in capture), (pending,))
 
-    def _unroll(self, x, angles, block, cache, earlier, keep):
+    def _unroll(self, x, angles, block, cache, earlier, keep) -> tuple[jax.Array, Any, Pending]:
+        """Every layer in turn; the middle result is the layers' outputs, to be indexed by layer."""
         outputs, pendings = [], []
         for layer, segment in enumerate(self.segments):
             before = None if earlier is None else (earlier[0][layer], earlier[1][layer])
@@ -133,7 +134,8 @@ class Decoder(nnx.Module):
         keys, values = zip(*pendings, strict=True)
         return x, outputs, (jnp.stack(keys), jnp.stack(values))
 
-    def _scan(self, x, angles, block, cache, earlier, keep):
+    def _scan(self, x, angles, block, cache, earlier, keep) -> tuple[jax.Array, Any, Pending]:
+        """The same as a scan; the layers' outputs are kept, stacked, only where `keep`."""
         graphdef, weights = nnx.split(self.segments[0])
 
         def step(x, per_layer):

@@ -64,7 +64,8 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
     if rope.kind == "llama3":
         wavelength = 2 * math.pi / inverse
         low, high = rope.low_freq_factor, rope.high_freq_factor
-        smooth = np.clip((rope.original_max_position / wavelength - low) / (high - low), 0, 1)
+        trained_len = rope.original_max_position or 0  # never 0: RopeConfig sees to it
+        smooth = np.clip((trained_len / wavelength - low) / (high - low), 0, 1)
         return ((1 - smooth) * inverse / rope.factor + smooth * inverse).astype(np.float32)
     if rope.kind == "yarn":
         return _yarn_frequencies(rope, head_dim, inverse)
@@ -72,8 +73,10 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
 
 
 def _yarn_frequencies(rope: RopeConfig, head_dim: int, inverse: np.ndarray) -> np.ndarray:
+    trained_len = rope.original_max_position or 0  # never 0: RopeConfig sees to it
+
     def correction(rotations: float) -> float:
-        turns = rope.original_max_position / (rotations * 2 * math.pi)
+        turns = trained_len / (rotations * 2 * math.pi)
         return head_dim * math.log(turns) / (2 * math.log(rope.theta))
 
     low, high = correction(rope.beta_fast), correction(rope.beta_slow)
@@ -136,7 +139,7 @@ class Attention(nnx.Module):
         pending = keys, values
         if earlier is not None:
             keys, values = (jnp.concatenate([old, new], axis=1) for old, new in zip(earlier, pending, strict=True))
-        out = attend(queries, keys, values, tuple(cache), layer, block, config.head_dim**-0.5)
+        out = attend(queries, keys, values, (cache.keys, cache.values), layer, block, config.head_dim**-0.5)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), pending
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import random
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 from jaxspec.batches import Progress
 from jaxspec.config import SamplingParams
@@ -32,13 +32,20 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         raise TypeError(f"prompts must be a string, token ids, chat messages or a list of these, not {type(prompts)}.")
     if not prompts:
         raise ValueError("prompts is an empty list; give at least one prompt (an empty prompt is refused as well).")
-    if all(isinstance(item, dict) for item in prompts) or all(_is_token(item) for item in prompts):
-        return [list(prompts)]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if _is_tokens(prompts) or _is_chat(prompts):
+        return [prompts]
+    return cast(list[Prompt], list(prompts))  # each is checked when it is encoded
 
 
-def _is_token(item: object) -> bool:
-    return hasattr(item, "__index__") and not isinstance(item, bool)
+def _is_tokens(prompt: object) -> TypeGuard[list[int]]:
+    """Whether it is a sequence of integers (NumPy's count); an empty one is."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return False
+    return all(hasattr(item, "__index__") and not isinstance(item, bool) for item in prompt)
+
+
+def _is_chat(prompt: object) -> TypeGuard[list[Message]]:
+    return isinstance(prompt, Sequence) and all(isinstance(item, dict) for item in prompt)
 
 
 def encode_prompt(prompt: Prompt, index: int, tokenizer: Tokenizer | None) -> list[int]:
@@ -48,18 +55,17 @@ def encode_prompt(prompt: Prompt, index: int, tokenizer: Tokenizer | None) -> li
         TypeError: it is no prompt.
         ValueError: it needs a tokenizer and there is none.
     """
-    if not isinstance(prompt, str | Sequence):
-        raise TypeError(f"prompt {index} must be a string, token ids or chat messages, not {type(prompt).__name__}.")
-    if not isinstance(prompt, str) and all(_is_token(item) for item in prompt):
-        return [int(token) for token in prompt]  # type: ignore[arg-type]
+    if _is_tokens(prompt):
+        return [int(token) for token in prompt]
+    if not isinstance(prompt, str) and not _is_chat(prompt):
+        kind = type(prompt).__name__
+        raise TypeError(
+            f"prompt {index} is a {kind}; give a string, token ids, or chat messages (dicts), not a mixture."
+        )
     if tokenizer is None:
         kind = "text" if isinstance(prompt, str) else "chat messages"
         raise ValueError(f"prompt {index} is {kind}, and skip_tokenizer_init=True; give token ids.")
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    if all(isinstance(item, dict) for item in prompt):
-        return tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
-    raise TypeError(f"prompt {index} mixes kinds: give a string, token ids, or chat messages (dicts).")
+    return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.encode_chat(prompt)
 
 
 def params_for(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:

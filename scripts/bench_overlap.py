@@ -1,0 +1,92 @@
+"""What v2 hides: time a round in v1 and v2, without host work and with host work as long as a round.
+
+    python scripts/bench_overlap.py --model smollm2 --speculative-algorithm NGRAM
+
+One row decodes greedily; after each round the caller sleeps for as long as v1's round takes without that, which stands
+for slow bookkeeping. v1 then takes two round times a round; v2 runs the next round meanwhile. v1 and v2 take turns;
+the ratios are medians over the repeats. The last line of stdout is JSON.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import statistics
+import sys
+import time
+
+from bench_decode import BUILT_IN_PROMPTS
+from fitting import fit
+from jaxspec import LLM, cli
+from report import device_name
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parse(argv)
+    engine, spec = fit(cli.engine_config(args), rows=1), cli.spec_config(args)
+    params = dataclasses.replace(cli.sampling_params(args), min_tokens=args.max_new_tokens)
+    prompt = [{"role": "user", "content": BUILT_IN_PROMPTS[0]}]
+    llms = {
+        name: LLM(args.model, spec=spec, engine=dataclasses.replace(engine, disable_overlap_schedule=name == "v1"))
+        for name in ("v1", "v2")
+    }
+
+    def seconds(name: str, sleep: float) -> float:
+        """Median time between rounds."""
+        times, last = [], None
+        for _ in llms[name].stream(prompt, params):
+            time.sleep(sleep)
+            now = time.perf_counter()
+            if last is not None:
+                times.append(now - last)
+            last = now
+        return statistics.median(times[2:-2])
+
+    rows = []
+    for repeat in range(args.repeats):
+        idle = {name: seconds(name, 0.0) for name in (("v1", "v2") if repeat % 2 == 0 else ("v2", "v1"))}
+        busy = {name: seconds(name, idle["v1"]) for name in ("v1", "v2")}
+        rows.append({"idle": idle, "busy": busy})
+        print(
+            f"repeat {repeat + 1}: v1 {idle['v1'] * 1e3:.1f} ms a round, v2 {idle['v2'] * 1e3:.1f}; with "
+            f"{idle['v1'] * 1e3:.1f} ms of host work v1 {busy['v1'] * 1e3:.1f}, v2 {busy['v2'] * 1e3:.1f}",
+            file=sys.stderr,
+        )
+    busy_ratio = statistics.median(row["busy"]["v2"] / row["busy"]["v1"] for row in rows)
+    idle_ratio = statistics.median(row["idle"]["v1"] / row["idle"]["v2"] for row in rows)
+    print(f"with host work as long as a round, v2's time a round is {busy_ratio:.2f} of v1's")
+    print(f"without host work, v2 is {idle_ratio:.2f} times as fast as v1")
+    report = {
+        "benchmark": "overlap",
+        "model": str(args.model),
+        "device": device_name(),
+        "dtype": llms["v2"].plan.dtype,
+        "batch": 1,
+        "algorithm": llms["v2"].plan.algorithm,
+        "v2_time_of_v1_with_host_work": busy_ratio,
+        "v2_speed_of_v1_without": idle_ratio,
+        "repeats": rows,
+        "load_average": os.getloadavg() if hasattr(os, "getloadavg") else None,
+        "command": shlex.join(["python", *sys.argv]),
+    }
+    print(json.dumps(report))
+    for llm in llms.values():
+        llm.close()
+    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = cli.build_parser(__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each; default: 5")
+    cli.add_model_flags(parser, default="smollm2")
+    cli.add_engine_flags(parser)
+    cli.add_spec_flags(parser)
+    cli.add_sampling_flags(parser)
+    parser.set_defaults(temperature=0.0, max_new_tokens=96)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard, cast
 
 from jaxspec.batches import Progress
 from jaxspec.config import SamplingParams
-from jaxspec.outputs import Completion, RequestOutput, StreamChunk
+from jaxspec.outputs import Completion, FinishReason, RequestOutput, StreamChunk
 from jaxspec.request import Request, RequestRules, make_requests
 from jaxspec.text import StopHit, TextStream
 from jaxspec.tokenizer import Tokenizer
@@ -161,7 +161,8 @@ class Call:
         text, hit = answer.stream.push(ids)
         answer.pieces.append(text)
         if hit is None and progress.finish is None:
-            self._emit(answer, text)
+            # Not the request's outputs: in v1 they may already include those of the next progress.
+            self._emit(answer, text, progress.token_ids)
         return hit
 
     def close(self, request: Request) -> None:
@@ -175,18 +176,25 @@ class Call:
         output = None
         if len(completions) == request.params.n:
             output = self._output(request)
-        self._emit(answer, rest, output=output)
-
-    def _emit(self, answer: _Answer, text: str, output: RequestOutput | None = None) -> None:
-        request = answer.request
         new = request.output_ids[answer.num_streamed :]
-        answer.num_streamed = len(request.output_ids)
+        self._emit(answer, rest, new, finish_reason=request.finish_reason, output=output)
+
+    def _emit(
+        self,
+        answer: _Answer,
+        text: str,
+        token_ids: list[int],
+        *,
+        finish_reason: FinishReason | None = None,
+        output: RequestOutput | None = None,
+    ) -> None:
+        answer.num_streamed += len(token_ids)
         chunk = StreamChunk(
-            prompt_index=request.prompt_index,
-            completion_index=request.index,
+            prompt_index=answer.request.prompt_index,
+            completion_index=answer.request.index,
             text=text,
-            token_ids=new,
-            finish_reason=request.finish_reason,
+            token_ids=list(token_ids),
+            finish_reason=finish_reason,
             output=output,
         )
         self.ready.append(chunk)

@@ -152,7 +152,8 @@ class LLM:
         hit = call.take(progress)
         if hit is not None:
             self._engine.finish(request, "stop", hit.num_tokens, hit.stop)
-        if request.is_finished:
+        # Not `is_finished`: one step may bring the end of a request's prefill and the round that finished it.
+        if hit is not None or progress.finish is not None:
             call.close(request)
             del self._calls[request.id]
 

@@ -1,4 +1,4 @@
-"""A Llama in plain NumPy, float64, over whole sequences: no cache, no blocks, nothing of the package but the weights."""
+"""A Llama in plain NumPy, float64, over whole sequences: no cache, no blocks, nothing shared but the weights."""
 
 import jax
 import numpy as np

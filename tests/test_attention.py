@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.attention import PREFIX_BLOCK, Block, attend
+from jaxspec.attention import PREFIX_BLOCK, Block, attend, prefix_attention
 from jaxspec.tree import ancestor_mask, pack_bits
 
 NUM_LAYERS, LAYER, SCALE = 2, 1, 0.3
@@ -27,7 +27,7 @@ class Case(NamedTuple):
     page_size: int
 
     def paged(self, rng: np.random.Generator) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """Pools that hold the prefixes in shuffled pages and NaN elsewhere, and the table: -1 beyond a page to spare."""
+        """Pools that hold the prefixes in shuffled pages, NaN elsewhere; the table is -1 behind a page to spare."""
         num_rows, longest, num_kv, dim = self.prefix[0].shape
         width = -(-max(longest, 1) // self.page_size) + 2
         order = rng.permutation(num_rows * width).reshape(num_rows, width)
@@ -89,7 +89,11 @@ def make_case(
         return rng.standard_normal((num_rows, *shape)).astype(np.float32)
 
     prefix = normal(max(lengths), num_kv, dim), normal(max(lengths), num_kv, dim)
-    queries, keys, values = normal(num_nodes, num_heads, dim), normal(num_keys, num_kv, dim), normal(num_keys, num_kv, dim)
+    queries, keys, values = (
+        normal(num_nodes, num_heads, dim),
+        normal(num_keys, num_kv, dim),
+        normal(num_keys, num_kv, dim),
+    )
     return Case(queries * spread, keys, values, prefix, np.array(lengths, np.int32), visible, page_size)
 
 
@@ -174,6 +178,18 @@ def test_a_row_does_not_depend_on_other_rows_lengths_in_any_bit():
     together = long.run(causal=True)
     for row, case in enumerate(alone):
         np.testing.assert_array_equal(case.run(causal=True)[row], together[row])
+
+
+def test_a_row_without_a_prefix_adds_no_mass():
+    """Also where the walk goes on for its neighbours: to be merged with a part of any size."""
+    case = make_case([0, 300])
+    pools, table = case.paged(np.random.default_rng(1))
+    queries = jnp.asarray(case.queries.reshape(2, 3, 2, 2, 8).transpose(0, 2, 1, 3, 4).reshape(2, 2, 6, 8))
+    block = Block(jnp.zeros((2, 3), jnp.int32), jnp.asarray(case.lengths), jnp.asarray(table))
+    part = prefix_attention(queries, (jnp.asarray(pools[0]), jnp.asarray(pools[1])), LAYER, block)
+    assert not part.mass[0].any()
+    assert not part.values[0].any()
+    assert part.mass[1].all()
 
 
 def test_infinite_garbage_beyond_the_length_is_not_read():

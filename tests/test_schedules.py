@@ -50,9 +50,9 @@ def test_outputs_equal_plain_decoding_in_every_schedule(in_flight, rounds, page_
 def test_preemption_does_not_change_outputs(in_flight, rounds):
     rng = random.Random(5)
     limits = make_limits(rounds_per_dispatch=rounds, rounds_in_flight=in_flight)
-    pool = PagePool(20, 4)  # the longest request alone needs 15 pages
+    pool = PagePool(44, 4)  # the longest request alone needs 27 pages
     engine = SimulatedEngine(limits, pool, accept=lambda: rng.randint(0, 3))
-    requests = [make_request(f"r{i}", [i] * (5 + i), 40 - i, min_tokens=3) for i in range(12)]
+    requests = [make_request(f"r{i}", [i] * (5 + i), 100 - i, min_tokens=3) for i in range(12)]
     engine.run(requests)
     assert engine.scheduler.metrics.preemptions > 0
     assert max(request.epoch for request in requests) > 0
@@ -68,10 +68,10 @@ def test_no_page_leaks_over_500_requests_with_aborts(rounds, path_len):
     """Requests come at random times, are aborted or ended by the host at random, and the pool is small."""
     rng = random.Random(rounds)
     limits = make_limits(rounds_per_dispatch=rounds, path_len=path_len, max_running=4)
-    pool = PagePool(14, 4)
+    pool = PagePool(30, 4)
     lag = lambda: rng.choice([0, 1, 1, 2, 4])  # noqa: E731
     engine = SimulatedEngine(limits, pool, accept=lambda: rng.randint(0, path_len - 1), lag=lag)
-    requests = random_requests(rng, 500, max_len=40)
+    requests = random_requests(rng, 500, max_len=100)
     # The host ends these after so many tokens, as a stop string would.
     host_stops = {r.id: rng.randint(1, r.budget) for r in requests if rng.random() < 0.3}
     coming, aborted = list(reversed(requests)), set()
@@ -99,7 +99,7 @@ def test_no_page_leaks_over_500_requests_with_aborts(rounds, path_len):
             check_against_plain(request)
         check_counts(request)
     assert aborted
-    assert pool.num_free == pool.num_pages == 14
+    assert pool.num_free == pool.num_pages == 30
     check_totals(engine.scheduler, requests)
 
 
@@ -128,11 +128,23 @@ def test_same_counts_in_both_schedules():
 
 def test_the_oldest_request_is_never_preempted_and_each_finishes():
     limits = make_limits(rounds_per_dispatch=4)
-    engine = SimulatedEngine(limits, PagePool(12, 4), accept=lambda: 0)
-    requests = [make_request(f"r{i}", [i], 47) for i in range(6)]
+    engine = SimulatedEngine(limits, PagePool(30, 4), accept=lambda: 0)
+    requests = [make_request(f"r{i}", [i], 100) for i in range(6)]
     engine.run(requests, max_steps=500)
     assert requests[0].epoch == 0
     assert sum(request.epoch for request in requests) > 0
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_a_preempted_request_waits_until_it_can_go_on(rounds):
+    """Both fit when they start and not when they end; the younger is not computed anew only to be preempted again."""
+    limits = make_limits(rounds_per_dispatch=rounds, max_chunk=128, chunk_buckets=(128,))
+    engine = SimulatedEngine(limits, PagePool(9, 16), accept=lambda: 0)
+    requests = [make_request("a", [1] * 50, 30), make_request("b", [2] * 44, 32)]
+    engine.run(requests)
+    assert requests[1].epoch <= 1
+    for request in requests:
+        check_against_plain(request)
 
 
 def test_pages_cover_every_round_in_flight():

@@ -1,0 +1,128 @@
+"""Models of a checkpoint against another implementation's logits, through the paged cache.
+
+Reference values of two families lie in `tests/golden`, those of the others in the shared folder.
+"""
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.attention import Block
+from jaxspec.kv_cache import Accepted
+from jaxspec.loading import open_checkpoint
+from jaxspec.loading.load import load_model
+from jaxspec.models import MODELS
+from jaxspec.models.network import Network
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+FAMILIES = ("llama", "qwen3", "smollm2", "qwen2")
+PAGE_SIZE, NUM_PAGES = 4, 16
+TABLE = np.random.default_rng(0).permutation(NUM_PAGES)[None, :12].astype(np.int32)
+BLOCK = 4  # one shape for chunks of the prompt, of the continuation, and for the verify block
+
+close = functools.partial(np.testing.assert_allclose, rtol=0, atol=2e-4)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def feed_block(network: Network, leaves, caches, tokens, length, keep):
+    """Logits [N, V] of a block of tokens [1, N] behind `length` committed ones, and caches with `keep` more."""
+    model = network.bind(leaves)
+    offsets = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    block = Block(length + offsets, length[None], jnp.asarray(TABLE))
+    out = model.extend(tokens, block, caches)
+    return model.logits(out.hidden)[0], model.commit(caches, out.pending, block, Accepted(offsets, keep[None]))
+
+
+class Session:
+    """A text that grows in one row of a paged cache."""
+
+    def __init__(self, network: Network, leaves: tuple[jax.Array, ...]):
+        self.network, self.leaves, self.length = network, leaves, 0
+        self.caches = network.init_cache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=jnp.dtype("float32"))
+
+    def feed(self, tokens: list[int], *, keep: int | None = None) -> np.ndarray:
+        """Logits [N, V] of a block; `keep` of its tokens are committed (all if None)."""
+        keep = len(tokens) if keep is None else keep
+        numbers = np.array([tokens], np.int32), np.int32(self.length), np.int32(keep)
+        logits, self.caches = feed_block(self.network, self.leaves, self.caches, *numbers)
+        self.length += keep
+        return np.asarray(logits)
+
+    def feed_all(self, tokens: list[int], size: int) -> np.ndarray:
+        """Logits [len(tokens), V], in blocks of `size`."""
+        return np.concatenate([self.feed(tokens[start : start + size]) for start in range(0, len(tokens), size)])
+
+
+@pytest.fixture(params=FAMILIES)
+def folder(request: pytest.FixtureRequest) -> Path:
+    """The folder of one family's files."""
+    if (GOLDEN / request.param).is_dir():
+        return GOLDEN / request.param
+    return request.getfixturevalue("shared") / "oracle" / "tiny" / request.param
+
+
+def load_network(folder: Path, *, scan_layers: bool) -> tuple[Network, tuple[jax.Array, ...]]:
+    with open_checkpoint(folder) as checkpoint:
+        loaded = load_model(checkpoint, dtype="float32", scan_layers=scan_layers)
+    kind = MODELS[loaded.config.architecture]
+    return Network(loaded.config, kind, loaded.graphdef, loaded.treedef), loaded.leaves
+
+
+@pytest.fixture
+def ref(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "ref.json").read_text())
+
+
+@pytest.fixture(params=["saved wording", "public wording"])
+def checkpoint_folder(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A Hugging Face folder with either wording of the config."""
+    source = {"saved wording": "config.json", "public wording": "config_hub.json"}[request.param]
+    shutil.copyfile(folder / source, tmp_path / "config.json")
+    shutil.copyfile(folder / "model.safetensors", tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_logits_equal_the_reference(checkpoint_folder, ref, scan_layers):
+    model = load_network(checkpoint_folder, scan_layers=scan_layers)
+    prompt, greedy, verify = ref["prompt"], ref["greedy"], ref["verify"]
+
+    session = Session(*model)
+    logits = session.feed_all(prompt, BLOCK)
+    assert logits.argmax(-1).tolist() == ref["argmax"]
+    close(logits[-1], ref["last_logits"])
+    one_by_one = [int(logits[-1].argmax())]
+    while len(one_by_one) < len(greedy):
+        one_by_one.append(int(session.feed(one_by_one[-1:])[-1].argmax()))
+    assert one_by_one == greedy
+
+    in_blocks = Session(*model)
+    in_blocks.feed_all(prompt, BLOCK)
+    assert in_blocks.feed_all(greedy, BLOCK).argmax(-1).tolist()[:-1] == greedy[1:]
+
+    judged = Session(*model)
+    judged.feed_all(prompt, BLOCK)
+    logits = judged.feed(verify["block"], keep=verify["accepted"])
+    assert logits.argmax(-1).tolist() == verify["argmax"]
+    close(logits[-1], verify["last_logits"])
+    close(logits[verify["accepted"] - 1], verify["next_logits_after_rollback"])
+    close(judged.feed([greedy[1]])[-1], verify["then_logits"])
+
+
+def test_both_wordings_are_the_same_model(folder, tmp_path):
+    shutil.copyfile(folder / "config_hub.json", tmp_path / "config.json")
+    shutil.copyfile(folder / "model.safetensors", tmp_path / "model.safetensors")
+    assert load_network(tmp_path, scan_layers=False)[0] == load_network(folder, scan_layers=False)[0]
+
+
+@pytest.mark.parametrize("family", sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()))
+def test_the_golden_files_are_the_shared_ones(shared, family):
+    for file in (GOLDEN / family).iterdir():
+        assert file.read_bytes() == (shared / "oracle" / "tiny" / family / file.name).read_bytes()

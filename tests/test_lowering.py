@@ -1,0 +1,83 @@
+"""The compiled steps lower for accelerators on a machine that has none."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from jaxspec.draft.base import CacheShape, DraftMethod
+from jaxspec.draft.ngram import Ngram
+from jaxspec.draft.plain import Plain
+from jaxspec.draft.standalone import Standalone
+from jaxspec.models import Decoder
+from jaxspec.models.network import Network
+from jaxspec.state import Rows, Sampling, State
+from jaxspec.step import Chunks, Params, Program, decode_step, prefill_step
+from tests.tiny import VOCAB, tiny_config
+
+NUM_ROWS, NUM_STOP_IDS, TABLE_WIDTH, CHUNK, MAX_LEN = 4, 2, 8, 32, 128
+SHAPE = CacheShape(NUM_ROWS, 16, 16, jnp.dtype("bfloat16"))
+
+
+def abstract_network() -> tuple[Network, tuple[Any, ...]]:
+    """A network with scanned bfloat16 layers, as on an accelerator, and the shapes of its leaves."""
+    config = tiny_config()
+    model = nnx.eval_shape(lambda: Decoder(config, dtype=SHAPE.dtype, scan_layers=True, rngs=None))
+    graphdef, state = nnx.split(model)
+    leaves, treedef = jax.tree.flatten(state)
+    return Network(config, Decoder, graphdef, treedef), tuple(leaves)
+
+
+NETWORK, LEAVES = abstract_network()
+METHODS = {"plain": Plain(), "ngram": Ngram(3, 1, 3), "standalone": Standalone(NETWORK, 3, VOCAB)}
+
+
+def ints(*shape: int) -> Any:
+    """Stands for an int32 array."""
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def arguments(method: DraftMethod) -> tuple[Params, State]:
+    """Shapes of a program's weights and state."""
+
+    def state() -> State:
+        caches = NETWORK.init_cache(num_pages=SHAPE.num_pages, page_size=SHAPE.page_size, dtype=SHAPE.dtype)
+        return State(Rows.zeros(NUM_ROWS, MAX_LEN, NUM_STOP_IDS), caches, method.init(SHAPE))
+
+    return Params(LEAVES, LEAVES if isinstance(method, Standalone) else ()), jax.eval_shape(state)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_decode_step_lowers(name, platform):
+    method = METHODS[name]
+    program = Program(NETWORK, method, rounds=2, num_top_logprobs=4)
+    step = jax.jit(functools.partial(decode_step, program), donate_argnames=("state",))
+    params, state = arguments(method)
+    traced = step.trace(params, state=state, row_ids=ints(2), table=ints(2, TABLE_WIDTH))
+    assert "stablehlo.while" in traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_prefill_step_lowers(name, platform):
+    method = METHODS[name]
+    program = Program(NETWORK, method, rounds=1, num_top_logprobs=4)
+    step = jax.jit(functools.partial(prefill_step, program), donate_argnames=("state",))
+    params, state = arguments(method)
+    chunks = Chunks(
+        row_ids=ints(2),
+        table=ints(2, TABLE_WIDTH),
+        tokens=ints(2, CHUNK),
+        length=ints(2),
+        start=ints(2),
+        next_token=ints(2),
+        is_last=jax.eval_shape(lambda: jnp.zeros(2, bool)),
+        remaining=ints(2),
+        sampling=jax.eval_shape(lambda: Sampling.zeros(2, NUM_STOP_IDS)),
+    )
+    traced = step.trace(params, state=state, chunks=chunks)
+    assert "stablehlo.while" in traced.lower(lowering_platforms=(platform,)).as_text()

@@ -24,9 +24,9 @@ class _Compilations:
         self.events: list[str] = []
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
-    def _hear(self, name: str, seconds: float, **_) -> None:
-        if name in (COMPILED, TRACED):
-            self.events.append(name)
+    def _hear(self, event: str, duration_secs: float, **kwargs) -> None:
+        if event in (COMPILED, TRACED):
+            self.events.append(event)
 
     def clear(self) -> None:
         self.events.clear()
@@ -42,7 +42,7 @@ def engine(compilations) -> Engine:
     """Warmed up, as `launch` does it. The pool is small enough that requests wait for pages and are preempted."""
     target, draft = tiny_model(1), tiny_model(2)
     method = Standalone(draft[0], 3, VOCAB)
-    engine = make_engine(target, method, draft[1], num_rows=4, num_pages=24, chunked_prefill_size=64)
+    engine = make_engine(target, method, draft[1], num_rows=4, num_pages=13, chunked_prefill_size=64)
     for _ in engine.runner.warm_up(engine.warmup_programs()):
         pass
     assert compilations.events
@@ -62,7 +62,7 @@ def _random_requests(rng: random.Random, count: int) -> list[Request]:
                 top_k=rng.choice((-1, 1, 5, 50)),
                 min_p=rng.choice((0.0, 0.1)),
                 seed=rng.choice((None, rng.getrandbits(64))),
-                max_tokens=rng.choice((0, 1, 2, rng.randint(1, 40))),
+                max_tokens=rng.choice((0, 1, 2, rng.randint(1, 80))),
                 stop_token_ids=[rng.randrange(VOCAB) for _ in range(rng.randrange(4))],
                 logprobs=rng.choice((None, None, 0, 4)),
             )

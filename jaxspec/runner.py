@@ -76,7 +76,6 @@ class Runner:
         def ints(*size: int) -> Any:
             return np.zeros((num_rows, *size), np.int32)
 
-        settings: list[Any] = [np.array(leaf) for leaf in Sampling.zeros(num_rows, self.shape.num_stop_ids)]
         return Chunks(
             row_ids=self.empty_rows(num_rows),
             table=self.empty_table(num_rows),
@@ -86,7 +85,8 @@ class Runner:
             next_token=ints(),
             is_last=ints().astype(bool),
             remaining=ints(),
-            sampling=Sampling(*settings),
+            # Never made on the device: reading it back would wait for the rounds in flight.
+            sampling=Sampling.zeros(num_rows, self.shape.num_stop_ids, xp=np),
         )
 
     def prefill(self, chunks: Chunks) -> Verdict:

@@ -23,16 +23,17 @@ class Sampling(NamedTuple):
     want_logprobs: jax.Array  # bool [B]
 
     @classmethod
-    def zeros(cls, num_rows: int, num_stop_ids: int) -> "Sampling":
+    def zeros(cls, num_rows: int, num_stop_ids: int, *, xp: Any = jnp) -> "Sampling":
+        """Greedy rows without stops, in arrays of the library `xp` (jax.numpy or numpy)."""
         return cls(
-            temperature=jnp.zeros(num_rows, jnp.float32),
-            top_k=jnp.zeros(num_rows, jnp.int32),
-            top_p=jnp.ones(num_rows, jnp.float32),
-            min_p=jnp.zeros(num_rows, jnp.float32),
-            seed=jnp.zeros((num_rows, 2), jnp.uint32),
-            stop_ids=jnp.full((num_rows, num_stop_ids), -1, jnp.int32),
-            min_len=jnp.zeros(num_rows, jnp.int32),
-            want_logprobs=jnp.zeros(num_rows, bool),
+            temperature=xp.zeros(num_rows, xp.float32),
+            top_k=xp.zeros(num_rows, xp.int32),
+            top_p=xp.ones(num_rows, xp.float32),
+            min_p=xp.zeros(num_rows, xp.float32),
+            seed=xp.zeros((num_rows, 2), xp.uint32),
+            stop_ids=xp.full((num_rows, num_stop_ids), -1, xp.int32),
+            min_len=xp.zeros(num_rows, xp.int32),
+            want_logprobs=xp.zeros(num_rows, bool),
         )
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -129,7 +130,7 @@ def _prompt(first: int, length: int) -> tuple[int, ...]:
     return (first, *(int(token) for token in rest))
 
 
-LAWS = (
+LAWS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0, "top_p": 0.9, "min_p": 0.05},
     {"temperature": 0.0},

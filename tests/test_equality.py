@@ -6,6 +6,7 @@ together in three rows, with mixed lengths, budgets, stop tokens and min_tokens,
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ EVERY = list(range(NUM_CASES))
 # Long requests first: they fit into the small pool when they start and not when they end.
 CROWD = sorted(EVERY, key=lambda index: index not in (3, 4, 11, 12))
 # Buckets that leave one prefill and one decode to compile.
-ONE_SHAPE = {"prefill_chunk_buckets": (MAX_LEN,), "decode_row_buckets": (4,)}
+ONE_SHAPE: dict[str, Any] = {"prefill_chunk_buckets": (MAX_LEN,), "decode_row_buckets": (4,)}
 SMALL_POOL = {1: 110, 16: 8, 64: 3}
 
 

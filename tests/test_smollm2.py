@@ -42,7 +42,7 @@ def plain(chats) -> dict[str, list[list[int]]]:
         return {name: _tokens(llm, chats, params) for name, params in (("greedy", GREEDY), ("sampled", SAMPLED))}
 
 
-def _tokens(llm: LLM, chats, params: SamplingParams) -> list[list[int]]:
+def _tokens(llm: LLM, chats, params: SamplingParams | list[SamplingParams]) -> list[list[int]]:
     return [output.token_ids for output in llm.generate(chats, params)]
 
 
@@ -51,6 +51,7 @@ def test_ngram_equals_plain_decoding_on_gsm8k(chats, plain):
         assert _tokens(llm, chats, GREEDY) == plain["greedy"]
         greedy = llm.metrics.accept_length
         assert _tokens(llm, chats, SAMPLED) == plain["sampled"]
+    assert greedy is not None
     assert greedy > 1.2
 
 

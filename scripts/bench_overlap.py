@@ -25,7 +25,8 @@ from report import device_name
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     engine, spec = fit(cli.engine_config(args), rows=1), cli.spec_config(args)
-    params = dataclasses.replace(cli.sampling_params(args), min_tokens=args.max_new_tokens)
+    params = cli.sampling_params(args)
+    params = dataclasses.replace(params, min_tokens=params.max_tokens or 0)  # no stop before the budget
     prompt = [{"role": "user", "content": BUILT_IN_PROMPTS[0]}]
     llms = {
         name: LLM(args.model, spec=spec, engine=dataclasses.replace(engine, disable_overlap_schedule=name == "v1"))
@@ -84,7 +85,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     cli.add_engine_flags(parser)
     cli.add_spec_flags(parser)
     cli.add_sampling_flags(parser)
-    parser.set_defaults(temperature=0.0, max_new_tokens=96)
+    parser.set_defaults(temperature=0.0, max_tokens=96)
     return parser.parse_args(argv)
 
 

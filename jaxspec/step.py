@@ -192,7 +192,9 @@ def prefill_step(program: Program, params: Params, state: State, chunks: Chunks)
     return _put_rows(state, chunks.row_ids, State(rows, caches, draft)), verdict
 
 
-@functools.lru_cache(maxsize=64)
+# Few: what is compiled for the CPU takes some 500 memory maps a program, and a process may have 65,530. Runners hold
+# on to their own.
+@functools.lru_cache(maxsize=4)
 def compiled_steps(program: Program) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Jitted (prefill_step, decode_step) of a program; engines of equal programs share them and their compilations.
 

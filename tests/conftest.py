@@ -6,6 +6,8 @@ from pathlib import Path
 # Before the first import of jax: the suite runs on the CPU unless the caller names another platform.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import gc
+
 import jax
 import pytest
 
@@ -21,3 +23,11 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the reference files: a folder named 'shared' beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_code_is_freed():
+    """Frees what a module compiled: a program takes hundreds of memory maps, and a process may have 65,530."""
+    yield
+    jax.clear_caches()
+    gc.collect()

@@ -30,9 +30,9 @@ DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree")
 SCRIPTED = {"chain": Scripted(NUM_STEPS, is_chain=True), "tree": Scripted(NUM_STEPS, is_chain=False)}
 # v1, v2, and v2 with several rounds a dispatch: (rounds in flight, rounds per dispatch).
 SCHEDULES = {"v1": (0, 1), "v2": (1, 1), "r4": (1, 4)}
-# Lengths that no chunk of a prompt is compiled for, so that the buckets are few.
-CHUNK_BUCKETS = {1: (MAX_LEN,), 16: (16, MAX_LEN), 64: (MAX_LEN,)}
-ROW_BUCKETS = {1: (NUM_ROWS,), 16: (1, NUM_ROWS), 64: (NUM_ROWS,)}
+# (chunk lengths, rows) to compile for: several where it matters, batches of one row and grouped prompts among them.
+BUCKETS = {(16, 1): ((16, MAX_LEN), (1, NUM_ROWS))}
+ONE_BUCKET = ((MAX_LEN,), (NUM_ROWS,))
 # Every count from none to all, a round without drafts, and a length that is prime to everything else.
 SCRIPT = (3, 0, 2, 1, NO_DRAFT, 3, 3)
 
@@ -100,13 +100,14 @@ def engine_of(
 ) -> Engine:
     """An engine with a draft; `chunk` None takes prompts in whole."""
     rounds_in_flight, rounds = SCHEDULES[schedule]
+    chunk_buckets, row_buckets = BUCKETS.get((page_size, rounds), ONE_BUCKET)
     return engine_over(
         runner_of(name, page_size, rounds),
         rounds_in_flight=rounds_in_flight,
         pool_pages=pool_pages,
         chunked_prefill_size=chunk,
-        prefill_chunk_buckets=CHUNK_BUCKETS[page_size],
-        decode_row_buckets=ROW_BUCKETS[page_size],
+        prefill_chunk_buckets=chunk_buckets,
+        decode_row_buckets=row_buckets,
     )
 
 

@@ -41,7 +41,11 @@ EVERY = list(range(NUM_CASES))
 # Long requests first: they fit into the small pool when they start and not when they end.
 CROWD = sorted(EVERY, key=lambda index: index not in (3, 4, 11, 12))
 # Buckets that leave one prefill and one decode to compile.
-ONE_SHAPE: dict[str, Any] = {"prefill_chunk_buckets": (MAX_LEN,), "decode_row_buckets": (4,)}
+ONE_SHAPE: dict[str, Any] = {
+    "chunked_prefill_size": None,
+    "prefill_chunk_buckets": (MAX_LEN,),
+    "decode_row_buckets": (4,),
+}
 SMALL_POOL = {1: 110, 16: 8, 64: 3}
 
 
@@ -90,7 +94,7 @@ def stats_of(draft: str) -> RoundStats:
 class TestMatrix:
     """Tokens equal plain decoding; undisturbed, each round's counts are the draft's, whatever the schedule."""
 
-    @pytest.mark.parametrize("index", [2, 3, 4, 15])
+    @pytest.mark.parametrize("index", [2, 12])
     def test_alone(self, draft, page_size, schedule, chunk, index):
         (request,) = check_plays(engine_for(draft, schedule, page_size, chunk), [index])
         assert request.emissions == pace(draft)[index]

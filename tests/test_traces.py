@@ -1,127 +1,127 @@
-"""After warm-up nothing is traced or compiled, whatever arrives; and nothing is lost, whatever is aborted."""
+"""Nothing is traced or compiled after warm-up, and nothing leaks."""
 
+import contextlib
 import random
+from collections.abc import Iterator
 
 import jax
 import pytest
 
-from jaxspec import step
+import jaxspec.state
 from jaxspec.config import SamplingParams
 from jaxspec.draft.standalone import Standalone
 from jaxspec.engine import Engine
+from jaxspec.launch import warm_up
+from jaxspec.metrics import RoundStats
 from jaxspec.request import Request
-from tests.tiny import VOCAB, make_engine, requests_of, tiny_model
+from tests.cases import MAX_LEN, NUM_STEPS, SCHEDULES, engine_of, nearly, target
+from tests.tiny import VOCAB, engine_over, make_runner, requests_of
 
-COMPILED = "/jax/core/compile/backend_compile_duration"
-TRACED = "/jax/core/compile/jaxpr_trace_duration"
-MAX_LEN = 160
-
-
-class _Compilations:
-    """Names of tracing and compilation events since the last `clear`; listeners cannot be taken off one by one."""
-
-    def __init__(self):
-        self.events: list[str] = []
-        jax.monitoring.register_event_duration_secs_listener(self._hear)
-
-    def _hear(self, event: str, duration_secs: float, **kwargs) -> None:
-        if event in (COMPILED, TRACED):
-            self.events.append(event)
-
-    def clear(self) -> None:
-        self.events.clear()
+LONGEST = 80  # most output tokens of a request
+TRACED, COMPILED = "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration"
 
 
-@pytest.fixture(scope="module")
-def compilations() -> _Compilations:
-    return _Compilations()
+@contextlib.contextmanager
+def compile_events() -> Iterator[list[str]]:
+    """What JAX traces and compiles meanwhile."""
+    seen: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event in (TRACED, COMPILED):
+            seen.append(f"{event} {kwargs}")
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.fixture(scope="module")
-def engine(compilations) -> Engine:
-    """Warmed up, as `launch` does it. The pool is small enough that requests wait for pages and are preempted."""
-    target, draft = tiny_model(1), tiny_model(2)
-    method = Standalone(draft[0], 3, VOCAB)
-    engine = make_engine(target, method, draft[1], num_rows=4, num_pages=13, chunked_prefill_size=64)
-    for _ in engine.runner.warm_up(engine.warmup_programs()):
-        pass
-    assert compilations.events
-    return engine
+def random_params(rng: random.Random) -> SamplingParams:
+    """Any mixture of what a request may ask for."""
+    budget = rng.choice([0, 1, 2, rng.randint(1, 40), rng.randint(60, LONGEST)])
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.7, 1.0, 2.0]),
+        top_k=rng.choice([-1, 1, 5, 1000]),
+        top_p=rng.choice([1.0, 0.5, 0.9]),
+        min_p=rng.choice([0.0, 0.1]),
+        seed=rng.choice([None, rng.getrandbits(64)]),
+        max_tokens=budget,
+        min_tokens=rng.choice([0, 0, rng.randint(0, budget)]),
+        stop_token_ids=rng.sample(range(VOCAB), rng.choice([0, 1, 8])),
+        logprobs=rng.choice([None, None, 0, 4]),
+    )
 
 
-def _random_requests(rng: random.Random, count: int) -> list[Request]:
-    """Every kind of parameter at random."""
-    prompts, params = [], []
-    for _ in range(count):
-        length = rng.choice((1, 2, rng.randint(1, 20), rng.randint(1, 110)))
-        prompts.append([rng.randrange(VOCAB) for _ in range(length)])
-        params.append(
-            SamplingParams(
-                temperature=rng.choice((0.0, 0.3, 1.0, 1.7)),
-                top_p=rng.choice((1.0, 0.9, 0.3)),
-                top_k=rng.choice((-1, 1, 5, 50)),
-                min_p=rng.choice((0.0, 0.1)),
-                seed=rng.choice((None, rng.getrandbits(64))),
-                max_tokens=rng.choice((0, 1, 2, rng.randint(1, 80))),
-                stop_token_ids=[rng.randrange(VOCAB) for _ in range(rng.randrange(4))],
-                logprobs=rng.choice((None, None, 0, 4)),
-            )
-        )
+def random_requests(rng: random.Random, count: int) -> list[Request]:
+    params = [random_params(rng) for _ in range(count)]
+    lengths = [rng.choice([1, 2, rng.randint(1, MAX_LEN - (one.max_tokens or 0))]) for one in params]
+    prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
     return requests_of(prompts, params, max_model_len=MAX_LEN)
 
 
-def _serve(engine: Engine, requests: list[Request], rng: random.Random, abort_share: float = 0.0) -> int:
-    """Adds requests a few at a time while others run, aborting some at random moments; returns how many it aborted."""
-    waiting, aborted = list(requests), 0
-    while waiting or engine.has_work:
-        for _ in range(rng.choice((0, 0, 1, 3))):
-            if waiting:
-                engine.add(waiting.pop())
+def serve(engine: Engine, requests: list[Request], rng: random.Random, abort_rate: float = 0.0) -> set[str]:
+    """Sends requests at random times, aborting some at random moments; returns the ids of those."""
+    coming, aborted = list(reversed(requests)), set()
+    while coming or engine.has_work:
+        for _ in range(rng.choice([0, 0, 1, 2, 6])):
+            if coming:
+                engine.add(coming.pop())
+        if rng.random() < abort_rate:
+            victim = rng.choice(requests)
+            if engine.abort(victim.id):
+                aborted.add(victim.id)
         engine.step()
-        unfinished = [request for request in requests if not request.is_finished and request.order >= 0]
-        if unfinished and rng.random() < abort_share:
-            aborted += engine.abort(rng.choice(unfinished).id)
     return aborted
 
 
-def test_nothing_is_traced_or_compiled_after_warm_up(engine, compilations):
-    """Public report: the first sampled request recompiles verify in the middle of a run (sglang-jax)."""
-    rng = random.Random(3)
-    prefill, decode = step.compiled_steps(engine.runner.program)
-    requests = _random_requests(rng, 200)
-    sizes = prefill._cache_size(), decode._cache_size()
-    compilations.clear()
-    _serve(engine, requests, rng)
-    assert compilations.events == []
-    assert (prefill._cache_size(), decode._cache_size()) == sizes
-    assert all(request.is_finished for request in requests)
+def test_nothing_is_traced_or_compiled_after_warm_up():
+    """Public report: the first sampled request recompiles verify in the middle of a run."""
+    network, leaves = target()
+    # The number of logprobs makes the program one that no other test has compiled.
+    runner = make_runner(
+        target(), Standalone(network, NUM_STEPS, VOCAB), nearly(leaves, 0.04), max_model_len=MAX_LEN, num_top_logprobs=5
+    )
+    engine = engine_over(
+        runner, chunked_prefill_size=32, prefill_chunk_buckets=(8, 32), decode_row_buckets=(1, 4), pool_pages=12
+    )
+    with compile_events() as events:
+        warm_up(engine, progress=False)
+        assert any(TRACED in event for event in events)
+        assert any(COMPILED in event for event in events)
+        events.clear()
+        rng = random.Random(0)
+        serve(engine, random_requests(rng, 200), rng, abort_rate=0.02)
+        assert not events
+    assert engine.metrics.finished == 200
+    assert engine.metrics.preemptions > 0
+    assert {engine.limits.row_buckets, engine.limits.chunk_buckets} == {(1, 4), (8, 32)}
 
 
-def test_no_page_is_lost_over_500_requests_with_aborts(engine):
-    """Public report: two pages leak with each request (sglang-jax #1147, #1098)."""
-    rng = random.Random(4)
-    free, before = engine.num_free_pages, engine.metrics.preemptions
-    requests = _random_requests(rng, 500)
-    aborted = _serve(engine, requests, rng, abort_share=0.3)
-    assert aborted > 20
-    assert engine.metrics.preemptions > before
-    assert engine.num_free_pages == free == engine.plan.num_pages
-    assert not engine.has_work
-    assert {request.finish_reason for request in requests} == {"stop", "length", "abort"}
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_page_leaks_over_500_requests_with_aborts(schedule):
+    """Public report: two pages leak with each request (sglang-jax #1147)."""
+    rng = random.Random(1)
+    engine = engine_of("good", schedule, pool_pages=9)
+    requests = random_requests(rng, 500)
+    aborted = serve(engine, requests, rng, abort_rate=0.3)
+    assert engine.num_free_pages == 9
+    assert engine._scheduler._rows.num_free == 3
+    assert not engine._in_flight
+    metrics = engine.metrics
+    assert metrics.requests == metrics.finished == 500
+    assert len(aborted) > 20
+    assert {request.id for request in requests if request.finish_reason == "abort"} == aborted
+    assert metrics.preemptions == sum(request.epoch for request in requests) > 0
+    assert metrics.prompt_tokens == sum(len(request.prompt_ids) for request in requests)
+    assert metrics.emitted_tokens == sum(len(request.output_ids) for request in requests)
+    assert metrics.stats == RoundStats.of(emission for request in requests for emission in request.emissions)
+    assert sum(metrics.accepted_per_position) == metrics.accepted <= metrics.proposed
 
 
-def test_the_totals_are_the_sums_over_requests(engine):
-    """Public report: an accept rate above 1, a bonus token counted as a draft (sglang PR #11572, PR #23530)."""
-    stats = engine.metrics.stats
-    before = stats.emitted, stats.rounds, stats.accepted, stats.proposed, stats.round_tokens
-    requests = _random_requests(random.Random(5), 40)
-    _serve(engine, requests, random.Random(5))
-    done = [request.completion("") for request in requests]
-    after = stats.emitted, stats.rounds, stats.accepted, stats.proposed, stats.round_tokens
-    emitted, rounds, accepted, proposed, round_tokens = (new - old for new, old in zip(after, before, strict=True))
-    assert emitted == sum(len(completion.token_ids) for completion in done)
-    assert rounds == sum(completion.rounds for completion in done)
-    assert accepted == sum(completion.accepted for completion in done)
-    assert proposed == sum(completion.proposed for completion in done)
-    assert round_tokens == round(sum((completion.accept_length or 0) * completion.rounds for completion in done))
-    assert 0 < accepted <= proposed
+def test_a_dispatch_is_put_together_without_the_device(monkeypatch):
+    """Settings that are made on the device and read back wait for the rounds in flight: v2 would be v1."""
+    runner = engine_of("ngram").runner
+    monkeypatch.setattr(jaxspec.state, "jnp", None)
+    chunks = runner.empty_chunks(2, 16)
+    assert not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(chunks))

@@ -4,11 +4,10 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-from jaxspec.models import MODELS, ModelConfig
 
 # Bytes for the KV pools on the CPU, where memory is shared with everything else.
 CPU_POOL_BYTES = 1 << 30
@@ -33,11 +32,10 @@ def default_scan_layers() -> bool:
     return not on_cpu()
 
 
-def bytes_per_token(configs: Sequence[ModelConfig], dtype: str) -> int:
-    """Bytes that one token takes in the caches of all the models."""
+def bytes_per_token(models: Sequence[tuple[type[Any], Any]], dtype: str) -> int:
+    """Bytes that one token takes in the caches of all the models, each given as its class and its config."""
     total = 0
-    for config in configs:
-        kind = MODELS[config.architecture]
+    for kind, config in models:
         caches = jax.eval_shape(
             lambda c=config, k=kind: k.init_cache(c, num_pages=1, page_size=1, dtype=jnp.dtype(dtype))
         )
@@ -45,11 +43,11 @@ def bytes_per_token(configs: Sequence[ModelConfig], dtype: str) -> int:
     return total
 
 
-def default_pool_tokens(configs: Sequence[ModelConfig], dtype: str, weight_bytes: int, most: int) -> int:
+def default_pool_tokens(models: Sequence[tuple[type[Any], Any]], dtype: str, weight_bytes: int, most: int) -> int:
     """Tokens the KV pools can hold beside the weights.
 
     Args:
-        configs: of every model that has a cache.
+        models: class and config of every model that has a cache.
         dtype: of the caches.
         weight_bytes: of all models.
         most: tokens that could ever be used (rows x context).
@@ -61,7 +59,7 @@ def default_pool_tokens(configs: Sequence[ModelConfig], dtype: str, weight_bytes
     stats = None if on_cpu() else jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         room = int(stats["bytes_limit"] * ACCELERATOR_SHARE) - weight_bytes
-    tokens = room // bytes_per_token(configs, dtype)
+    tokens = room // bytes_per_token(models, dtype)
     if tokens < 2:
         raise ValueError(
             f"the weights take {weight_bytes / 2**30:.1f} GiB and leave no room for a KV cache on this device; "

@@ -83,7 +83,7 @@ def inspect_draft(
     _check_kind(spec, draft)
     if spec.algorithm == "STANDALONE":
         _check_tokenizer(spec, engine, target, draft, notes)
-    if draft.max_position < max_model_len:
+    if draft.max_position is not None and draft.max_position < max_model_len:
         reason = (
             f"the draft model was built for {draft.max_position} positions and max_model_len={max_model_len}: beyond "
             f"them fewer drafts may be accepted, with the same output; set max_model_len={draft.max_position} to stay "

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Mapping
 
 import jax.numpy as jnp
@@ -15,14 +14,12 @@ from jaxspec.device import (
     default_scan_layers,
     keep_compiled_programs,
 )
-from jaxspec.draft import DRAFTS
+from jaxspec.draft import DRAFTS, TREE_ALGORITHMS
 from jaxspec.draft.base import DraftSettings
 from jaxspec.engine import Engine
 from jaxspec.loading.checkpoint import Checkpoint, open_checkpoint
-from jaxspec.loading.load import load_model
-from jaxspec.models import MODELS, ModelConfig
-from jaxspec.models.network import Network
-from jaxspec.plan import DraftInfo, SpecPlan, TargetInfo
+from jaxspec.loading.drafts import DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
+from jaxspec.plan import SpecPlan, TargetInfo
 from jaxspec.resolve import MAX_RUNNING_REQUESTS, resolve
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.step import Params, Program
@@ -30,22 +27,6 @@ from jaxspec.tokenizer import Tokenizer
 
 # Tokens in a page. On the CPU 64 to 128 is flat, 16 costs 40 % and 1 doubles the attention of a round.
 PAGE_SIZE = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class _Source:
-    """A checkpoint and what its config says."""
-
-    checkpoint: Checkpoint
-    config: ModelConfig
-    fingerprint: str | None
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> "_Source":
-        return cls(checkpoint, ModelConfig.from_hf(checkpoint.config), tokenizer and tokenizer.fingerprint)
-
-    def weight_bytes(self, dtype: str) -> int:
-        return sum(math.prod(shape) for shape in self.checkpoint.shapes.values()) * jnp.dtype(dtype).itemsize
 
 
 def launch(
@@ -70,11 +51,11 @@ def launch(
     """
     keep_compiled_programs(settings.compilation_cache_dir)
     with contextlib.ExitStack() as stack:
-        target, draft = _Source.of(checkpoint, tokenizer), None
-        if spec is not None and spec.draft_model is not None:
-            opened = stack.enter_context(open_checkpoint(spec.draft_model))
-            draft = _Source.of(opened, None if tokenizer is None else opened.load_tokenizer())
+        target = ModelSource.of(checkpoint, tokenizer)
+        draft = _open_draft(spec, target, tokenizer is not None, stack)
         plan = _resolve(spec, settings, target, draft, env)
+        if draft is not None:
+            plan = dataclasses.replace(plan, notes=(*plan.notes, *draft.notes))
         plan.log()
         program, params = _load(plan, settings, target, draft)
     dtype = jnp.dtype(plan.dtype)
@@ -101,15 +82,32 @@ def warm_up(engine: Engine, progress: bool | None = None) -> None:
             bar.update()
 
 
+def _open_draft(
+    spec: SpecConfig | None, target: ModelSource, with_tokenizer: bool, stack: contextlib.ExitStack
+) -> DraftSource | None:
+    """The draft checkpoint as the method reads it; where the method has no use for one, `resolve` says so."""
+    if spec is None or spec.draft_model is None or spec.algorithm not in DRAFT_SOURCES:
+        return None
+    opened = stack.enter_context(open_checkpoint(spec.draft_model))
+    return DRAFT_SOURCES[spec.algorithm](opened, target.config, with_tokenizer=with_tokenizer)
+
+
 def _resolve(
-    spec: SpecConfig | None, settings: EngineConfig, target: _Source, draft: _Source | None, env: Mapping[str, str]
+    spec: SpecConfig | None,
+    settings: EngineConfig,
+    target: ModelSource,
+    draft: DraftSource | None,
+    env: Mapping[str, str],
 ) -> SpecPlan:
     dtype = default_dtype() if settings.dtype == "auto" else settings.dtype
     sources = [source for source in (target, draft) if source is not None]
     rows = settings.max_running_requests or MAX_RUNNING_REQUESTS
     most = rows * min(settings.max_model_len or target.config.max_position, target.config.max_position)
     pool_tokens = settings.max_total_tokens or default_pool_tokens(
-        [source.config for source in sources], dtype, sum(source.weight_bytes(dtype) for source in sources), most
+        [source.model for source in sources],
+        dtype,
+        sum(weight_bytes(source.checkpoint, dtype) for source in sources),
+        most,
     )
     config = target.config
     return resolve(
@@ -123,32 +121,24 @@ def _resolve(
             max_position=config.max_position,
             tokenizer_hash=target.fingerprint,
         ),
-        None
-        if draft is None
-        else DraftInfo(
-            architecture=draft.config.architecture,
-            vocab_size=draft.config.vocab_size,
-            max_position=draft.config.max_position,
-            tokenizer_hash=draft.fingerprint,
-        ),
+        None if draft is None else draft.info,
         env,
         available=[name for name in DRAFTS if name != "NONE"],
+        tree_algorithms=TREE_ALGORITHMS,
         page_size_default=PAGE_SIZE,
         max_total_tokens_default=pool_tokens,
         dtype_default=dtype,
     )
 
 
-def _load(plan: SpecPlan, settings: EngineConfig, target: _Source, draft: _Source | None) -> tuple[Program, Params]:
+def _load(
+    plan: SpecPlan, settings: EngineConfig, target: ModelSource, draft: DraftSource | None
+) -> tuple[Program, Params]:
     scan = default_scan_layers() if settings.scan_layers is None else settings.scan_layers
-
-    def load(source: _Source) -> tuple[Network, tuple]:
-        loaded = load_model(source.checkpoint, dtype=jnp.dtype(plan.dtype), scan_layers=scan)
-        kind = MODELS[loaded.config.architecture]
-        return Network(loaded.config, kind, loaded.graphdef, loaded.treedef), loaded.leaves
-
-    network, leaves = load(target)
-    draft_network, draft_leaves = (None, ()) if draft is None else load(draft)
+    network, leaves = target.load(dtype=plan.dtype, scan_layers=scan)
+    draft_network, draft_leaves = None, ()
+    if draft is not None:
+        draft_network, draft_leaves = draft.load((network, leaves), dtype=plan.dtype, scan_layers=scan)
     wanted = DraftSettings(
         plan.num_steps, plan.eagle_topk, plan.num_draft_tokens, plan.ngram_min_match, plan.ngram_max_match
     )

@@ -59,11 +59,14 @@ class TargetInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftInfo:
-    """What resolving needs to know of a draft checkpoint; the fields are those of `TargetInfo`."""
+    """What resolving needs to know of a draft checkpoint; the fields are those of `TargetInfo`.
+
+    `max_position` is None for a draft head: what its config says is the length it was trained on, and no limit.
+    """
 
     architecture: str
     vocab_size: int
-    max_position: int
+    max_position: int | None
     tokenizer_hash: str | None = None
 
 

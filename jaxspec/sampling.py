@@ -75,8 +75,11 @@ def ban_stops(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> ja
     return jax.lax.cond(jnp.any(banned), ban, lambda logits: logits, logits)
 
 
-def draw(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
-    """Draws one token per node.
+def perturb(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
+    """Scores whose argmax is the token drawn; the runners-up are what a draft tree branches over.
+
+    A sampled row's scores are its masked logits over the temperature plus the noise of the position (so that the best
+    k of them are a draw of k tokens without replacement, by Gumbel-top-k); a greedy row's are its logits.
 
     Args:
         logits: float32 [B, N, V].
@@ -84,7 +87,7 @@ def draw(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Arr
         sampling: parameters per row.
 
     Returns:
-        int32 [B, N].
+        float32 [B, N, V].
     """
     logits = ban_stops(logits, positions, sampling)
     sampled = sampling.temperature > 0
@@ -95,13 +98,14 @@ def draw(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Arr
         scaled = logits / jnp.where(sampled, sampling.temperature, 1.0)[:, None, None]
         scaled = jax.lax.cond(jnp.any(masked), lambda x: mask_logits(x, sampling), lambda x: x, scaled)
         noise = gumbel_noise(sampling.seed, positions, logits.shape[-1])
-        scores = jnp.where(sampled[:, None, None], scaled + noise, logits)
-        return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        return jnp.where(sampled[:, None, None], scaled + noise, logits)
 
-    def greedy(logits: jax.Array) -> jax.Array:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    return jax.lax.cond(jnp.any(sampled), with_noise, lambda logits: logits, logits)
 
-    return jax.lax.cond(jnp.any(sampled), with_noise, greedy, logits)
+
+def draw(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
+    """Draws one token per node: int32 [B, N] from logits [B, N, V], see `perturb`."""
+    return jnp.argmax(perturb(logits, positions, sampling), axis=-1).astype(jnp.int32)
 
 
 def token_logprobs(

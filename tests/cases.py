@@ -16,6 +16,8 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from jaxspec.config import SamplingParams
 from jaxspec.draft.base import DraftMethod
+from jaxspec.draft.feature import Feature
+from jaxspec.draft.grow import TreeShape
 from jaxspec.draft.ngram import Ngram
 from jaxspec.draft.standalone import Standalone
 from jaxspec.engine import Engine
@@ -23,10 +25,13 @@ from jaxspec.models.network import Network
 from jaxspec.request import Request
 from jaxspec.runner import Runner
 from tests.scripted import NO_DRAFT, Scripted, script_leaves
-from tests.tiny import VOCAB, engine_over, make_runner, requests_of, run, tiny_model
+from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of, run, tiny_head, tiny_model
 
 MAX_LEN, NUM_ROWS, NUM_STEPS, DEVICE_TOKENS = 96, 3, 3, 384
-DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree")
+DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree", "eagle", "eagle3")
+# Draft and sizes (num_steps, topk, num_draft_tokens): trees on every schedule, and some on one.
+TREES = ("good-5-4-8", "eagle-5-4-8", "eagle3-5-4-8")
+MORE_TREES = ("good-3-2-6", "eagle3-3-2-6", "good-4-8-32", "eagle-4-8-32", "eagle3-4-8-32")
 SCRIPTED = {"chain": Scripted(NUM_STEPS, is_chain=True), "tree": Scripted(NUM_STEPS, is_chain=False)}
 # v1, v2, and v2 with several rounds a dispatch: (rounds in flight, rounds per dispatch).
 SCHEDULES = {"v1": (0, 1), "v2": (1, 1), "r4": (1, 4)}
@@ -68,17 +73,33 @@ def nearly(leaves: tuple[jax.Array, ...], noise: float) -> tuple[jax.Array, ...]
     return tuple(leaf * (1 + noise * jax.random.normal(key, leaf.shape)) for leaf, key in zip(leaves, keys))
 
 
+@functools.cache
+def random_head(name: str) -> tuple[Network, tuple[jax.Array, ...]]:
+    """EAGLE's as published; EAGLE-3's with a part of the vocabulary, and switches that most heads leave off."""
+    if name == "eagle":
+        return tiny_head(2, fused=False)
+    return tiny_head(3, fused=True, draft_vocab=48, norm_before_residual=True, fc_norm=True, feed_normed=True)
+
+
 def draft_of(name: str) -> tuple[DraftMethod | None, tuple[jax.Array, ...]]:
-    """A draft and its weights. STANDALONE's three have one program; a script's leaves come with `follow`."""
+    """A draft and its weights, by a name of `DRAFTS`, with sizes behind it where it is not a chain of `NUM_STEPS`.
+
+    STANDALONE's three have one program; a script's leaves come with `follow`. The heads are random.
+    """
     network, leaves = target()
+    name, *sizes = name.split("-")
+    shape = TreeShape(*map(int, sizes)) if sizes else chain(NUM_STEPS)
     if name == "plain":
         return None, ()
     if name == "ngram":
         return Ngram(NUM_STEPS, min_match=1, max_match=3), ()
     if name in SCRIPTED:
         return SCRIPTED[name], script_leaves([], SCRIPT, max_len=MAX_LEN, num_sequences=NUM_CASES)
+    if name in ("eagle", "eagle3"):
+        head, weights = random_head(name)
+        return Feature(head, shape), weights
     weights = {"identical": leaves, "good": nearly(leaves, 0.04), "bad": tiny_model(1)[1]}
-    return Standalone(network, NUM_STEPS, VOCAB), weights[name]
+    return Standalone(network, shape, VOCAB), weights[name]
 
 
 @functools.cache

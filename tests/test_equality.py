@@ -18,10 +18,12 @@ from jaxspec.request import Request
 from tests.cases import (
     DRAFTS,
     MAX_LEN,
+    MORE_TREES,
     NUM_CASES,
     SCHEDULES,
     SCRIPT,
     SCRIPTED,
+    TREES,
     cases,
     compilation_cache,
     engine_of,
@@ -33,7 +35,7 @@ from tests.cases import (
 )
 from tests.dense import dense_logits
 from tests.scripted import Scripted, expected_emissions, script_leaves
-from tests.tiny import VOCAB, make_engine, tiny_model
+from tests.tiny import VOCAB, chain, make_engine, tiny_model
 
 PAGE_SIZES = (1, 16, 64)
 CHUNK = 7  # no multiple of it is a multiple of a page
@@ -46,6 +48,7 @@ ONE_SHAPE: dict[str, Any] = {
     "prefill_chunk_buckets": (MAX_LEN,),
     "decode_row_buckets": (4,),
 }
+TREE_PAGE_SIZE = 1  # every path crosses pages, and there is one bucket of rows
 SMALL_POOL = {1: 110, 16: 8, 64: 3}
 
 
@@ -76,11 +79,11 @@ def check_plays(engine: Engine, indices: Sequence[int]) -> list[Request]:
 
 
 @functools.cache
-def pace(draft: str) -> tuple[list[Emission], ...]:
+def pace(draft: str, page_size: int = 16) -> tuple[list[Emission], ...]:
     """What each step of each case emits, accepts and proposes: by the script, else as measured once, in v1."""
     if draft in SCRIPTED:
         return tuple(expected_emissions(SCRIPTED[draft], SCRIPT, request) for request in plain())
-    return tuple(request.emissions for request in play(engine_for(draft, "v1"), cases()))
+    return tuple(request.emissions for request in play(engine_for(draft, "v1", page_size), cases()))
 
 
 def stats_of(draft: str) -> RoundStats:
@@ -114,6 +117,32 @@ class TestMatrix:
         check_plays(engine, CROWD)
         assert engine.metrics.preemptions > 0
         assert engine.num_free_pages == SMALL_POOL[page_size]
+
+
+@pytest.mark.parametrize("draft", TREES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+class TestTrees:
+    """The same for trees, on pages of one token and with prompts in chunks."""
+
+    @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+    def test_in_three_rows(self, draft, schedule, greedy):
+        indices = [index for index in EVERY if (cases()[index].params.temperature == 0) == greedy]
+        requests = check_plays(engine_for(draft, schedule, TREE_PAGE_SIZE, CHUNK), indices)
+        assert [request.emissions for request in requests] == [pace(draft, TREE_PAGE_SIZE)[index] for index in indices]
+
+    def test_mixed_and_preempted(self, draft, schedule):
+        engine = engine_for(draft, schedule, TREE_PAGE_SIZE, CHUNK, small=True)
+        check_plays(engine, CROWD)
+        assert engine.metrics.preemptions > 0
+        assert engine.num_free_pages == SMALL_POOL[TREE_PAGE_SIZE]
+
+
+@pytest.mark.parametrize("draft", MORE_TREES)
+def test_more_trees(draft):
+    """One schedule; greedy and sampled requests share its batches."""
+    engine = engine_for(draft, "v2", TREE_PAGE_SIZE, CHUNK)
+    check_plays(engine, EVERY)
+    assert engine.metrics.accepted > 0
 
 
 @pytest.mark.parametrize("schedule", ["v1", "v2"])
@@ -154,6 +183,18 @@ def test_a_good_draft_is_accepted_in_part_and_a_bad_one_seldom():
     assert bad < 0.15 < 0.4 < good < 1
 
 
+def test_a_tree_of_a_good_draft_is_accepted_in_part():
+    """At every length: the matrix is to see each branch taken."""
+    accepted = {emission.accepted for emissions in pace("good-5-4-8", TREE_PAGE_SIZE) for emission in emissions}
+    assert accepted >= {0, 1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("draft", ["eagle", "eagle3"])
+def test_a_random_head_is_accepted_seldom(draft):
+    stats = stats_of(draft)
+    assert 0 < stats.accepted < stats.proposed / 2
+
+
 def test_prompt_lookup_finds_something():
     stats = stats_of("ngram")
     assert 0 < stats.accepted < stats.proposed
@@ -183,7 +224,7 @@ def test_a_tree_of_more_nodes_than_a_word_has_bits():
 def test_a_draft_with_another_vocabulary_tail(vocab):
     """One step, so that the draft's first proposal is its only one. Public report: padded vocabularies (vLLM #7252)."""
     network, leaves = tiny_model(1, vocab_size=vocab)
-    method = Standalone(network, 1, VOCAB)
+    method = Standalone(network, chain(1), VOCAB)
     engine = make_engine(target(), method, leaves, max_model_len=MAX_LEN, **ONE_SHAPE)
     check_plays(engine, EVERY)
     assert engine.metrics.proposed > 0

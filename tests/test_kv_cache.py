@@ -7,12 +7,14 @@ import pytest
 
 from jaxspec.attention import Block
 from jaxspec.draft.base import DraftMethod
+from jaxspec.draft.feature import Feature
+from jaxspec.draft.grow import TreeShape
 from jaxspec.draft.ngram import Ngram
 from jaxspec.draft.standalone import Standalone
 from jaxspec.kv_cache import Accepted, PagedKV, wait_for
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.step import Params, Program, compiled_steps
-from tests.tiny import VOCAB, tiny_model
+from tests.tiny import VOCAB, chain, tiny_head, tiny_model
 
 NUM_LAYERS, NUM_KV, DIM = 2, 2, 4
 
@@ -88,11 +90,19 @@ def test_waiting_leaves_the_count_as_it_is():
 TARGET = tiny_model(0, num_hidden_layers=1)
 
 
-@pytest.mark.parametrize("method", [Ngram(3, 1, 3), Standalone(TARGET[0], 3, VOCAB)], ids=["ngram", "standalone"])
-def test_no_step_copies_a_pool(method: DraftMethod):
+HEAD = tiny_head(1, fused=True, capture=(0,))
+METHODS: dict[str, tuple[DraftMethod, tuple[jax.Array, ...]]] = {
+    "ngram": (Ngram(3, 1, 3), ()),
+    "standalone": (Standalone(TARGET[0], chain(3), VOCAB), TARGET[1]),
+    "feature": (Feature(HEAD[0], TreeShape(3, 2, 6)), HEAD[1]),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_step_copies_a_pool(name):
     """The state is donated and every pool updated in place: a copy costs more than the step on a pool of real size."""
     network, leaves = TARGET
-    draft_leaves = leaves if isinstance(method, Standalone) else ()
+    method, draft_leaves = METHODS[name]
     program = Program(network, method, rounds=2, num_top_logprobs=4)
     runner = Runner(program, Params(leaves, draft_leaves), RunnerShape(2, 64, 4, 8192, 16, jnp.dtype("float32")))
     one_leaf = runner.state.caches[0].keys.nbytes

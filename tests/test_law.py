@@ -18,7 +18,7 @@ from jaxspec.draft.standalone import Standalone
 from jaxspec.metrics import RoundStats
 from jaxspec.request import Request
 from tests.dense import dense_logits
-from tests.tiny import make_engine, requests_of, run, tiny_model
+from tests.tiny import chain, make_engine, requests_of, run, tiny_model
 
 VOCAB, NUM_STEPS, NUM_TOKENS = 16, 3, 3
 PROMPT = (1, 7, 1, 7)  # repeats, so that prompt lookup finds something
@@ -89,7 +89,7 @@ def draws(draft: str, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """Requests of all laws by turns, each with a seed of its own."""
     monkeypatch.setattr("jaxspec.engine.PREFILL_ROWS", 64)
     network, leaves = MODEL()
-    standalone = Standalone(network, NUM_STEPS, VOCAB)
+    standalone = Standalone(network, chain(NUM_STEPS), VOCAB)
     method, weights, first_seed = {
         "ngram": (Ngram(NUM_STEPS, 1, 3), (), 0),
         "bad": (standalone, tiny_model(4, scale=12.0, vocab_size=VOCAB)[1], 100_000),

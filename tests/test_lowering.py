@@ -16,7 +16,7 @@ from jaxspec.models import Decoder
 from jaxspec.models.network import Network
 from jaxspec.state import Rows, Sampling, State
 from jaxspec.step import Chunks, Params, Program, decode_step, prefill_step
-from tests.tiny import VOCAB, tiny_config
+from tests.tiny import VOCAB, chain, tiny_config
 
 NUM_ROWS, NUM_STOP_IDS, TABLE_WIDTH, CHUNK, MAX_LEN = 4, 2, 8, 32, 128
 SHAPE = CacheShape(NUM_ROWS, 16, 16, jnp.dtype("bfloat16"))
@@ -32,7 +32,7 @@ def abstract_network() -> tuple[Network, tuple[Any, ...]]:
 
 
 NETWORK, LEAVES = abstract_network()
-METHODS = {"plain": Plain(), "ngram": Ngram(3, 1, 3), "standalone": Standalone(NETWORK, 3, VOCAB)}
+METHODS = {"plain": Plain(), "ngram": Ngram(3, 1, 3), "standalone": Standalone(NETWORK, chain(3), VOCAB)}
 
 
 def ints(*shape: int) -> Any:

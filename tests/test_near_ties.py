@@ -22,7 +22,7 @@ from jaxspec.sampling import gumbel_noise
 from jaxspec.step import Params, Program
 from tests.cases import nearly
 from tests.dense import dense_logits
-from tests.tiny import VOCAB, engine_over, requests_of, run, tiny_model
+from tests.tiny import VOCAB, chain, engine_over, requests_of, run, tiny_model
 
 MAX_LEN, NUM_ROWS, CHUNK, NUM_REQUESTS, OUTPUT_LEN = 128, 4, 32, 8, 90
 DTYPE = jnp.dtype("bfloat16")
@@ -111,7 +111,7 @@ def first_difference(index: int, output: list[int]) -> tuple[int, float] | None:
 def test_a_first_difference_is_a_near_tie_of_the_exact_model(name):
     method, draft_leaves = {
         "ngram": (Ngram(3, 1, 3), ()),
-        "standalone": (Standalone(NETWORK, 3, VOCAB), tuple(leaf.astype(DTYPE) for leaf in nearly(WIDE, 0.15))),
+        "standalone": (Standalone(NETWORK, chain(3), VOCAB), tuple(leaf.astype(DTYPE) for leaf in nearly(WIDE, 0.15))),
     }[name]
     outputs = generate(method, draft_leaves)
     differences = {index: found for index, output in enumerate(outputs) if (found := first_difference(index, output))}

@@ -15,7 +15,7 @@ from jaxspec.launch import warm_up
 from jaxspec.metrics import RoundStats
 from jaxspec.request import Request
 from tests.cases import MAX_LEN, NUM_STEPS, SCHEDULES, engine_of, nearly, target
-from tests.tiny import VOCAB, engine_over, make_runner, requests_of
+from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of
 
 LONGEST = 80  # most output tokens of a request
 TRACED, COMPILED = "/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration"
@@ -80,7 +80,11 @@ def test_nothing_is_traced_or_compiled_after_warm_up():
     network, leaves = target()
     # The number of logprobs makes the program one that no other test has compiled.
     runner = make_runner(
-        target(), Standalone(network, NUM_STEPS, VOCAB), nearly(leaves, 0.04), max_model_len=MAX_LEN, num_top_logprobs=5
+        target(),
+        Standalone(network, chain(NUM_STEPS), VOCAB),
+        nearly(leaves, 0.04),
+        max_model_len=MAX_LEN,
+        num_top_logprobs=5,
     )
     engine = engine_over(
         runner, chunked_prefill_size=32, prefill_chunk_buckets=(8, 32), decode_row_buckets=(1, 4), pool_pages=12

@@ -1,16 +1,20 @@
 """Tiny models with random weights, and engines over them, for tests that need no checkpoint."""
 
 import random
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxspec.config import EngineConfig, SamplingParams
 from jaxspec.draft.base import DraftMethod
+from jaxspec.draft.grow import TreeShape
 from jaxspec.draft.plain import Plain
 from jaxspec.engine import Engine
 from jaxspec.models import Decoder, ModelConfig
+from jaxspec.models.heads import Head, HeadConfig
 from jaxspec.models.network import Network
 from jaxspec.plan import SpecPlan
 from jaxspec.request import Request, RequestRules, make_requests
@@ -49,6 +53,46 @@ def tiny_model(seed: int, *, scale: float = 12.0, **changes) -> tuple[Network, t
     return Network(config, Decoder, graphdef, treedef), leaves
 
 
+def tiny_head(
+    seed: int, *, fused: bool, layer: ModelConfig | None = None, embed: int | None = None, **changes
+) -> tuple[Network, tuple[jax.Array, ...]]:
+    """An EAGLE (or, `fused`, EAGLE-3) head and its leaves; every weight is random, norms and biases too.
+
+    Args:
+        seed: of the weights.
+        fused: see `HeadConfig`.
+        layer: the head's own sizes; None is the tiny target's.
+        embed: width of the token embedding; None is the head's.
+        changes: of HeadConfig.
+    """
+    layer = tiny_config(num_hidden_layers=1) if layer is None else layer
+    sizes = {
+        "capture": (0, 1, 0) if fused else ("normed",),
+        "target_hidden": layer.hidden_size,
+        "target_embed": embed or layer.hidden_size,
+        "draft_vocab": layer.vocab_size,
+        "fc_bias": not fused,
+    }
+    config = HeadConfig(layer=layer, fused=fused, **{**sizes, **changes})
+    graphdef, state = nnx.split(Head(config, dtype=jnp.float32, rngs=nnx.Rngs(seed)))
+    leaves, treedef = jax.tree.flatten(state)
+    rng = np.random.default_rng(seed)
+
+    def randomise(leaf: jax.Array) -> jax.Array:
+        if leaf.dtype == jnp.int32:
+            return jnp.asarray(rng.permutation(layer.vocab_size)[: leaf.size], jnp.int32)
+        if leaf.ndim == 1:
+            return leaf + jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32)
+        return jnp.asarray(rng.normal(0, leaf.shape[0] ** -0.5, leaf.shape), jnp.float32)
+
+    return Network(config, Head, graphdef, treedef), tuple(map(randomise, leaves))
+
+
+def chain(num_steps: int) -> TreeShape:
+    """The tree of one branch."""
+    return TreeShape(num_steps, 1, num_steps + 1)
+
+
 def make_runner(
     target: tuple[Network, tuple[jax.Array, ...]],
     method: DraftMethod | None = None,
@@ -66,6 +110,24 @@ def make_runner(
     program = Program(network, Plain() if method is None else method, rounds_per_dispatch, num_top_logprobs)
     shape = RunnerShape(num_rows, max_model_len, 8, num_pages, page_size, jnp.dtype("float32"))
     return Runner(program, Params(leaves, draft_leaves), shape)
+
+
+def prefill_prompts(
+    runner: Runner, prompts: Sequence[Sequence[int]], table: np.ndarray, chunk: int, temperature: float
+) -> None:
+    """Takes prompts in, in chunks and without an engine; row b has the pages `table[b]` and its own seed."""
+    for start in range(0, max(map(len, prompts)), chunk):
+        chunks = runner.empty_chunks(len(prompts), chunk)
+        for row, prompt in enumerate(prompts):
+            part = prompt[start : start + chunk]
+            if part:
+                chunks.row_ids[row], chunks.start[row], chunks.length[row] = row, start, len(part)
+                chunks.table[row], chunks.tokens[row, : len(part)] = table[row], part
+                chunks.is_last[row] = start + chunk >= len(prompt)
+                chunks.next_token[row] = -1 if chunks.is_last[row] else prompt[start + chunk]
+                chunks.remaining[row] = runner.shape.max_model_len
+                chunks.sampling.temperature[row], chunks.sampling.seed[row] = temperature, (row, 11)
+        runner.prefill(chunks)
 
 
 def engine_over(runner: Runner, *, rounds_in_flight: int = 1, pool_pages: int | None = None, **settings) -> Engine:

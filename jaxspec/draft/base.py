@@ -71,8 +71,8 @@ class DraftMethod(Protocol):
         ...
 
     @property
-    def capture(self) -> tuple[int, ...]:
-        """Target layers whose outputs `observe` wants."""
+    def capture(self) -> tuple[int | str, ...]:
+        """What `observe` wants of the target, see `Decoder.extend`."""
         ...
 
     def init(self, shape: CacheShape) -> DraftState:

@@ -24,7 +24,7 @@ class Ngram:
     min_match: int
     max_match: int
     is_chain: bool = True
-    capture: tuple[int, ...] = ()
+    capture: tuple[int | str, ...] = ()
 
     @classmethod
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Ngram":

@@ -18,7 +18,7 @@ class Plain:
     num_steps: int = 0
     num_draft_tokens: int = 1
     is_chain: bool = True
-    capture: tuple[int, ...] = ()
+    capture: tuple[int | str, ...] = ()
 
     @classmethod
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Plain":

@@ -1,8 +1,8 @@
-"""STANDALONE: a second, smaller checkpoint of the same tokenizer drafts a chain.
+"""STANDALONE: a second, smaller checkpoint of the same tokenizer drafts a chain or a tree.
 
 The draft has its own paged cache, under the target's page table. It is fed every accepted token and the bonus, so a
-round starts with its cache complete and its first proposal made: `num_steps` = S costs one extend and S - 1 forwards
-of a single token. Its own chain lives in activations and never enters the pool.
+round starts with its cache complete and its first proposals made: `num_steps` = S costs one extend and S - 1 forwards
+of one level. Its own drafts live in activations and never enter the pool.
 """
 
 import dataclasses
@@ -12,70 +12,68 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.attention import Block
-from jaxspec.draft.base import CacheShape, DraftSettings, Observation, chain_tree
+from jaxspec.draft.base import CacheShape, DraftSettings, Observation
+from jaxspec.draft.grow import Children, Frontier, Level, TreeShape, best_children, grow
 from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
-from jaxspec.sampling import draw
+from jaxspec.sampling import perturb
 from jaxspec.state import DraftState, Rows
-from jaxspec.tree import DraftTree, pack_bits
+from jaxspec.tree import DraftTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Standalone:
-    """A draft model's chain, drawn with the target's noise."""
+    """A draft model's tree, drawn with the target's noise."""
 
     network: Network
-    num_steps: int
+    shape: TreeShape
     target_vocab: int
-    is_chain: bool = True
-    capture: tuple[int, ...] = ()
+    capture: tuple[int | str, ...] = ()
 
     @classmethod
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Standalone":
         if network is None:
             raise ValueError("STANDALONE needs draft_model: a second checkpoint with the target's tokenizer.")
-        return cls(network, settings.num_steps, target_vocab)
+        shape = TreeShape(settings.num_steps, settings.eagle_topk, settings.num_draft_tokens)
+        return cls(network, shape, target_vocab)
+
+    @property
+    def num_steps(self) -> int:
+        return self.shape.num_steps
 
     @property
     def num_draft_tokens(self) -> int:
-        return self.num_steps + 1
+        return self.shape.num_nodes
+
+    @property
+    def is_chain(self) -> bool:
+        return self.shape.topk == 1
 
     def init(self, shape: CacheShape) -> DraftState:
         caches = self.network.init_cache(num_pages=shape.num_pages, page_size=shape.page_size, dtype=shape.dtype)
-        return DraftState(caches, jnp.zeros(shape.num_rows, jnp.int32))
+        size = (shape.num_rows, self.shape.topk)
+        return DraftState(caches, Children(jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32)))
 
-    def _draw(self, logits: jax.Array, positions: jax.Array, rows: Rows) -> jax.Array:
-        """Draws from draft logits [B, 1, Vd] at positions [B, 1], over the target's vocabulary."""
+    def _children(self, logits: jax.Array, positions: jax.Array, rows: Rows) -> Children:
+        """The best tokens at positions [B, K] by draft logits [B, K, Vd], over the target's vocabulary."""
         missing = self.target_vocab - logits.shape[-1]
         if missing > 0:
             logits = jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
-        return draw(logits[..., : self.target_vocab], positions, rows.sampling)
+        scores = perturb(logits[..., : self.target_vocab], positions, rows.sampling)
+        return best_children(scores, self.shape.topk)
 
     def propose(self, params: Any, state: DraftState, rows: Rows, table: jax.Array) -> DraftTree:
-        model = self.network.bind(params)
-        first: jax.Array = state.carry
+        model, shape = self.network.bind(params), self.shape
         prefix_len = jnp.where(rows.active, rows.seq_len + 1, 0)  # the bonus is in the draft's cache
-        chain_len = self.num_steps - 1
-        if chain_len == 0:
-            return chain_tree(rows, first[:, None])
 
-        def step(carry, depth):
-            token, chain = carry
-            positions = (rows.seq_len + 1 + depth)[:, None]
-            # A slot of the chain is visible once it is written, and the new token always.
-            visible = jnp.append(jnp.arange(chain_len) < depth, True)
-            ancestors = jnp.broadcast_to(pack_bits(visible), (token.shape[0], 1, -(-(chain_len + 1) // 32)))
-            block = Block(positions, prefix_len, table, ancestors)
-            out = model.extend(token[:, None], block, state.caches, earlier=chain)
-            chain = jax.tree.map(
-                lambda slots, new: jax.lax.dynamic_update_slice_in_dim(slots, new, depth, axis=2), chain, out.pending
-            )
-            token = self._draw(model.logits(out.hidden), positions + 1, rows)[:, 0]
-            return (token, chain), token
+        def run(frontier: Frontier) -> Level:
+            positions = jnp.broadcast_to((rows.seq_len + 1 + frontier.depth)[:, None], frontier.tokens.shape)
+            block = Block(positions, prefix_len, table, frontier.ancestors)
+            out = model.extend(frontier.tokens, block, state.caches, earlier=frontier.earlier)
+            return Level(self._children(model.logits(out.hidden), positions + 1, rows), out.pending, ())
 
-        empty = model.empty_pending(first.shape[0], chain_len)
-        _, rest = jax.lax.scan(step, (first, empty), jnp.arange(chain_len, dtype=jnp.int32))
-        return chain_tree(rows, jnp.concatenate([first[:, None], rest.T], axis=1))
+        room = model.empty_pending(rows.bonus.shape[0], (shape.num_steps - 1) * shape.topk)
+        return grow(rows.bonus, state.carry, (), room, shape, run)
 
     def observe(self, params: Any, state: DraftState, rows: Rows, table: jax.Array, seen: Observation) -> DraftState:
         model = self.network.bind(params)
@@ -87,8 +85,9 @@ class Standalone:
         out = model.extend(tokens, block, state.caches)
         hidden = jnp.take_along_axis(out.hidden, seen.count[:, None, None], axis=1)
         position = (seen.start + seen.count + 1)[:, None]
-        first = self._draw(model.logits(hidden), position, rows)[:, 0]
+        first = jax.tree.map(lambda leaf: leaf[:, 0], self._children(model.logits(hidden), position, rows))
         path = jnp.broadcast_to(offsets, tokens.shape)
-        kept = Accepted(path, wait_for(jnp.where(seen.count > 0, seen.count + 1, 0), first))
+        kept = Accepted(path, wait_for(jnp.where(seen.count > 0, seen.count + 1, 0), first.tokens[:, 0]))
         caches = model.commit(state.caches, out.pending, block, kept)
-        return DraftState(caches, jnp.where(seen.count > 0, first, state.carry))
+        known = (seen.count > 0)[:, None]
+        return DraftState(caches, jax.tree.map(lambda new, old: jnp.where(known, new, old), first, state.carry))

@@ -14,9 +14,11 @@ from jaxspec.loading.embedded import EMBEDDED_NAMES, find_embedded_model
 from jaxspec.loading.gguf_file import GGUFFile
 from jaxspec.loading.gguf_tokenizer import build_tokenizer, special_tokens
 from jaxspec.loading.safetensors_file import SafetensorsFile
+from jaxspec.loading.torch_file import TorchFile
 from jaxspec.tokenizer import Tokenizer
 
 _INDEX = "model.safetensors.index.json"
+_TORCH_FILE = "pytorch_model.bin"
 
 
 class Checkpoint(abc.ABC):
@@ -88,7 +90,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 class FolderCheckpoint(Checkpoint):
-    """A Hugging Face folder: config.json, one or more safetensors files, and usually a tokenizer."""
+    """A Hugging Face folder: config.json, weights (safetensors, else pytorch_model.bin), and usually a tokenizer."""
 
     def __init__(self, folder: Path):
         self.path = folder
@@ -99,7 +101,7 @@ class FolderCheckpoint(Checkpoint):
         said = [_read_json(generation)] if generation.is_file() else []
         said += [self.config, self.config.get("text_config") or {}]
         self.eos_token_ids = _stop_ids(said)
-        self._home: dict[str, SafetensorsFile] = {}
+        self._home: dict[str, SafetensorsFile | TorchFile] = {}
         for file in _weight_files(folder):
             for name in file.tensors:
                 if name in self._home:
@@ -142,17 +144,22 @@ class GGUFCheckpoint(Checkpoint):
         )
 
 
-def _weight_files(folder: Path) -> list[SafetensorsFile]:
-    """The safetensors files of a folder: those that its index names, else model.safetensors, else all there are."""
+def _weight_files(folder: Path) -> Sequence[SafetensorsFile | TorchFile]:
+    """The safetensors files of a folder: those that its index names, else model.safetensors, else all there are.
+
+    Only where there are none, pytorch_model.bin: many draft heads come as that alone.
+    """
     index = folder / _INDEX
     if index.is_file():
         return _indexed_files(index)
     single = folder / "model.safetensors"
     paths = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if not paths and (folder / _TORCH_FILE).is_file():
+        return [TorchFile(folder / _TORCH_FILE)]
     if not paths:
         others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
         hint = f"; {', '.join(others[:3])} must be converted to safetensors first" if others else ""
-        raise FileNotFoundError(f"{folder} has no weights (*.safetensors or one *.gguf){hint}.")
+        raise FileNotFoundError(f"{folder} has no weights (*.safetensors, pytorch_model.bin or one *.gguf){hint}.")
     return [SafetensorsFile(path) for path in paths]
 
 

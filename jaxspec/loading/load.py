@@ -2,7 +2,7 @@
 
 import fnmatch
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -34,6 +34,14 @@ class LoadedModel(NamedTuple):
     leaves: tuple[jax.Array, ...]
 
 
+class FilledModule(NamedTuple):
+    """A module taken apart, as in `LoadedModel`."""
+
+    graphdef: Any
+    treedef: Any
+    leaves: tuple[jax.Array, ...]
+
+
 def load_model(
     checkpoint: Checkpoint, *, dtype: npt.DTypeLike, scan_layers: bool, device: SingleDeviceSharding | None = None
 ) -> LoadedModel:
@@ -52,24 +60,58 @@ def load_model(
         ValueError: an unsupported model or dtype, quantised weights, or tensors that are missing, not expected or of
             another shape than the config says; the error lists their names.
     """
+    config = ModelConfig.from_hf(checkpoint.config)
+    model_class = MODELS[config.architecture]
+    filled = fill_module(
+        checkpoint,
+        lambda dtype: model_class(config, dtype=dtype, scan_layers=scan_layers, rngs=None),
+        model_class.tensor_map(config, scan_layers),
+        dtype=dtype,
+        ignored=model_class.ignored(config),
+        device=device,
+    )
+    return LoadedModel(config, *filled)
+
+
+def fill_module(
+    checkpoint: Checkpoint,
+    build: Callable[[jnp.dtype], nnx.Module],
+    sources: Mapping[str, Source],
+    *,
+    dtype: npt.DTypeLike,
+    ignored: Sequence[str] = (),
+    given: Mapping[LeafPath, jax.Array] | None = None,
+    device: SingleDeviceSharding | None = None,
+) -> FilledModule:
+    """Fills a module's weights from a checkpoint; see `load_model`.
+
+    Args:
+        checkpoint: what `open_checkpoint` returns.
+        build: makes the module; it is only traced.
+        sources: tensor name -> where it goes; together with `given`, every weight of the module.
+        dtype: of every weight: float32, bfloat16 or float16.
+        ignored: glob patterns of tensors that are not read.
+        given: arrays for leaves that the checkpoint does not fill; they are taken as they are.
+        device: where the leaves go, as a sharding; the default device if None.
+
+    Raises:
+        ValueError: an unsupported dtype, quantised weights, or tensors that do not fit; the error lists their names.
+    """
     dtype = np.dtype(dtype)
     if dtype not in _MODEL_DTYPES:
         raise ValueError(f"dtype={dtype.name} is not supported; use float32, bfloat16 or float16.")
-    config = ModelConfig.from_hf(checkpoint.config)
-    _refuse_quantised(checkpoint)
-    model_class = MODELS[config.architecture]
-    abstract = nnx.eval_shape(lambda: model_class(config, dtype=jnp.dtype(dtype), scan_layers=scan_layers, rngs=None))
-    graphdef, state = nnx.split(abstract, nnx.Param)
+    refuse_quantised(checkpoint)
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: build(jnp.dtype(dtype))), nnx.Param)
     targets = dict(nnx.to_flat_state(state))
-    sources = model_class.tensor_map(config, scan_layers)
-    _check_tensors(checkpoint, sources, targets, model_class.ignored(config))
-    filled = _fill(checkpoint, sources, targets, device)
+    _check_tensors(checkpoint, sources, targets, ignored)
+    filled = {**_fill(checkpoint, sources, targets, device), **(given or {})}
     state = nnx.from_flat_state([(path, leaf.replace(filled[path])) for path, leaf in targets.items()])
     leaves, treedef = jax.tree.flatten(state)
-    return LoadedModel(config, graphdef, treedef, tuple(leaves))
+    return FilledModule(graphdef, treedef, tuple(leaves))
 
 
-def _refuse_quantised(checkpoint: Checkpoint) -> None:
+def refuse_quantised(checkpoint: Checkpoint) -> None:
+    """Raises ValueError where the config says that weights are quantised."""
     for part in (checkpoint.config, checkpoint.config.get("text_config") or {}):
         if quantised := part.get("quantization_config"):
             method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
@@ -77,7 +119,7 @@ def _refuse_quantised(checkpoint: Checkpoint) -> None:
 
 
 def _check_tensors(
-    checkpoint: Checkpoint, sources: Mapping[str, Source], targets: Mapping[LeafPath, Any], ignored: tuple[str, ...]
+    checkpoint: Checkpoint, sources: Mapping[str, Source], targets: Mapping[LeafPath, Any], ignored: Sequence[str]
 ) -> None:
     """Raises one error that lists every name that does not fit the model."""
     shapes = checkpoint.shapes

@@ -32,7 +32,7 @@ class Extended(NamedTuple):
     """A block's outputs, before anything is committed."""
 
     hidden: jax.Array  # [B, N, E], before the final norm
-    captured: tuple[jax.Array, ...]  # [B, N, E] each: outputs of the layers asked for, in that order
+    captured: tuple[jax.Array, ...]  # [B, N, E] each: what was asked for, in that order
     pending: tuple[Pending, ...]  # per cache: keys and values, [L, B, N, K, D]
 
 
@@ -104,7 +104,7 @@ class Decoder(nnx.Module):
         caches: tuple[PagedKV, ...],
         *,
         earlier: tuple[Pending, ...] | None = None,
-        capture: Sequence[int] = (),
+        capture: Sequence[int | str] = (),
     ) -> Extended:
         """Runs a block of tokens against the committed prefix; commits nothing.
 
@@ -113,15 +113,16 @@ class Decoder(nnx.Module):
             block: positions, prefix and ancestors.
             caches: from `init_cache`.
             earlier: pending of uncommitted nodes before this block, as `Extended.pending`.
-            capture: layers (0-based) whose outputs are wanted.
+            capture: what `captured` is to hold: layers (0-based, their outputs), or "normed" (after the final norm).
         """
         (cache,) = caches
         before = None if earlier is None else earlier[0]
         x = self.embed_tokens[...][jnp.maximum(tokens, 0)]
         angles = rotary_angles(self.config.rope, self.config.head_dim, block.positions)
         run = self._scan if self.scan_layers else self._unroll
-        x, outputs, pending = run(x, angles, block, cache, before, bool(capture))
-        return Extended(x, tuple(outputs[layer] for layer in capture), (pending,))
+        x, outputs, pending = run(x, angles, block, cache, before, any(isinstance(name, int) for name in capture))
+        captured = tuple(self.norm(x) if name == "normed" else outputs[name] for name in capture)
+        return Extended(x, captured, (pending,))
 
     def _unroll(self, x, angles, block, cache, earlier, keep) -> tuple[jax.Array, Any, Pending]:
         """Every layer in turn; the middle result is the layers' outputs, to be indexed by layer."""
@@ -175,7 +176,7 @@ class Decoder(nnx.Module):
         for layer in range(config.num_layers):
             lead = ("segments", 0 if scan_layers else layer)
             row = layer if scan_layers else None
-            for name, transpose in _layer_tensors(config):
+            for name, transpose in layer_tensors(config):
                 path = (*lead, *name.split("."))
                 found[f"model.layers.{layer}.{name}"] = Source(path, transpose, row)
         return found
@@ -188,7 +189,7 @@ class Decoder(nnx.Module):
         return (*tables, "lm_head.weight") if config.tie_embeddings else tables
 
 
-def _layer_tensors(config: ModelConfig) -> list[tuple[str, bool]]:
+def layer_tensors(config: ModelConfig) -> list[tuple[str, bool]]:
     """Names of one layer's tensors, and whether each is transposed."""
     biases = {"q": config.qkv_bias, "k": config.qkv_bias, "v": config.qkv_bias, "o": config.o_bias}
     found = [("input_layernorm.weight", False), ("post_attention_layernorm.weight", False)]

@@ -101,13 +101,25 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions; optional biases and per-head norms on q and k."""
+    """Grouped-query attention with rotary positions; optional biases and per-head norms on q and k.
 
-    def __init__(self, config: ModelConfig, *, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs | None):
+    `size_in` is the width of its input where that is not the model's.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        size_in: int | None = None,
+        lead: tuple[int, ...],
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs | None,
+    ):
         width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = Linear(config.hidden_size, width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs)
-        self.k_proj = Linear(config.hidden_size, kv_width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs)
-        self.v_proj = Linear(config.hidden_size, kv_width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs)
+        size_in = size_in or config.hidden_size
+        self.q_proj = Linear(size_in, width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs)
+        self.k_proj = Linear(size_in, kv_width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs)
+        self.v_proj = Linear(size_in, kv_width, bias=config.qkv_bias, lead=lead, dtype=dtype, rngs=rngs)
         self.o_proj = Linear(width, config.hidden_size, bias=config.o_bias, lead=lead, dtype=dtype, rngs=rngs)
         if config.qk_norm:
             self.q_norm = RMSNorm(config.head_dim, eps=config.rms_norm_eps, lead=lead, dtype=dtype)

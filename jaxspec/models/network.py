@@ -8,20 +8,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.kv_cache import PagedKV
-from jaxspec.models.config import ModelConfig
-from jaxspec.models.decoder import Decoder
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
     """The static half of a model; hashable, so that compiled steps are shared between engines of equal networks."""
 
-    config: ModelConfig
-    kind: type[Decoder]
+    config: Any  # ModelConfig of a Decoder, HeadConfig of a Head
+    kind: type[Any]  # the module's class
     graphdef: nnx.GraphDef[Any]
     treedef: Any
 
-    def bind(self, leaves: tuple[jax.Array, ...]) -> Decoder:
+    def bind(self, leaves: tuple[jax.Array, ...]) -> Any:
         """The module with these weights; meant for the inside of a traced function."""
         return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
 

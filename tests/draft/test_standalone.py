@@ -14,7 +14,7 @@ from jaxspec.models.network import Network
 from jaxspec.runner import Runner
 from jaxspec.sampling import draw
 from jaxspec.state import Rows
-from tests.tiny import VOCAB, make_runner, tiny_model
+from tests.tiny import VOCAB, chain, make_runner, prefill_prompts, tiny_model
 
 NUM_ROWS, PAGE_SIZE, TABLE_WIDTH, MAX_LEN, CHUNK = 2, 4, 16, 64, 8
 TABLE = np.random.default_rng(0).permutation(NUM_ROWS * TABLE_WIDTH).reshape(NUM_ROWS, TABLE_WIDTH).astype(np.int32)
@@ -141,14 +141,14 @@ def check_rounds(method: Standalone, leaves: tuple[jax.Array, ...]) -> None:
 @pytest.mark.parametrize(("num_layers", "num_steps"), [(1, 1), (1, 2), (2, 3), (1, 4), (1, 5)])
 def test_any_outcome_leaves_the_cache_and_the_chain_of_one_pass(num_layers, num_steps):
     network, leaves = DRAFTS[num_layers]
-    check_rounds(Standalone(network, num_steps, VOCAB), leaves)
+    check_rounds(Standalone(network, chain(num_steps), VOCAB), leaves)
 
 
 @pytest.mark.parametrize("draft_vocab", [VOCAB - 20, VOCAB + 30])
 def test_a_padded_draft_vocabulary_is_cut_or_filled_to_the_targets(draft_vocab):
     """Tokens that the draft does not know are never drafted, and those it is fed do no harm."""
     network, leaves = tiny_model(3, vocab_size=draft_vocab, num_hidden_layers=1)
-    check_rounds(Standalone(network, 2, VOCAB), leaves)
+    check_rounds(Standalone(network, chain(2), VOCAB), leaves)
 
 
 def test_a_draft_model_is_needed():
@@ -161,18 +161,7 @@ def test_a_draft_model_is_needed():
 
 def run_rounds(runner: Runner, temperature: float, num_rounds: int) -> tuple[int, int]:
     """Prefills `PROMPTS` in chunks and runs rounds; returns accepted and proposed drafts."""
-    for start in range(0, max(map(len, PROMPTS)), CHUNK):
-        chunks = runner.empty_chunks(NUM_ROWS, CHUNK)
-        for row, prompt in enumerate(PROMPTS):
-            part = prompt[start : start + CHUNK]
-            if part:
-                chunks.row_ids[row], chunks.start[row], chunks.length[row] = row, start, len(part)
-                chunks.table[row], chunks.tokens[row, : len(part)] = TABLE[row], part
-                chunks.is_last[row] = start + CHUNK >= len(prompt)
-                chunks.next_token[row] = -1 if chunks.is_last[row] else prompt[start + CHUNK]
-                chunks.remaining[row] = 40
-                chunks.sampling.temperature[row], chunks.sampling.seed[row] = temperature, (row, 11)
-        runner.prefill(chunks)
+    prefill_prompts(runner, PROMPTS, TABLE, CHUNK, temperature)
     accepted = proposed = 0
     for _ in range(num_rounds):
         verdict = runner.decode(np.arange(NUM_ROWS, dtype=np.int32), TABLE)
@@ -183,7 +172,7 @@ def run_rounds(runner: Runner, temperature: float, num_rounds: int) -> tuple[int
 def test_inside_the_compiled_round():
     """The draft is the target for the first test, and the target with noise for the second: one program."""
     network, leaves = TARGET
-    method = Standalone(network, 3, VOCAB)
+    method = Standalone(network, chain(3), VOCAB)
 
     def start(draft_leaves) -> Runner:
         return make_runner(

@@ -172,8 +172,11 @@ def test_folders_and_files_that_hold_no_model_are_errors(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match=r"no weights"):
         open_checkpoint(tmp_path)
+    (tmp_path / "model.pt").write_bytes(b"x")
+    with pytest.raises(FileNotFoundError, match=r"model.pt must be converted"):
+        open_checkpoint(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(FileNotFoundError, match=r"pytorch_model.bin must be converted"):
+    with pytest.raises(ValueError, match=r"pytorch_model.bin cannot be read: it is not a zip file"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{oops")
     with pytest.raises(ValueError, match=r"config.json is not JSON"):

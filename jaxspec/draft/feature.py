@@ -1,0 +1,103 @@
+"""EAGLE and EAGLE3: a head drafts from the target's own hidden states.
+
+The index contract, written once: prompt and output are t_0, t_1, ...; the target's feature h_i is made from t_0 .. t_i.
+A head reads pairs (h_i, t_{i+1}) at rotary position i and predicts t_{i+2}.
+
+    committed        t_0 .. t_{n-1}        bonus t_n at position n, not in the target's cache
+    head's cache     pairs 0 .. n-1        the last one holds the bonus; all with the target's features
+    first drafts     from pair n-1         children at position n+1
+    level d          pair n+d              token at n+1+d, with the parent's own state for a feature
+
+`observe` runs the pairs of committed tokens with true features, which replaces what drafting only approximated, and
+yields the next round's first proposals: `num_steps` = S costs one extend and S - 1 runs of one level.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.attention import Block
+from jaxspec.draft.base import CacheShape, DraftSettings, Observation
+from jaxspec.draft.grow import Children, Frontier, Level, TreeShape, best_children, grow
+from jaxspec.kv_cache import Accepted, wait_for
+from jaxspec.models.network import Network
+from jaxspec.sampling import perturb
+from jaxspec.state import DraftState, Rows
+from jaxspec.tree import DraftTree
+
+
+class Carry(NamedTuple):
+    """What a row takes into the next round."""
+
+    first: Children  # [B, topk], children of the bonus token
+    hidden: jax.Array  # [B, E], the head's state that predicted them
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """A feature-level head's tree, drawn with the target's noise."""
+
+    network: Network
+    shape: TreeShape
+
+    @classmethod
+    def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Feature":
+        if network is None:
+            raise ValueError("a feature-level draft needs draft_model: the head's checkpoint.")
+        return cls(network, TreeShape(settings.num_steps, settings.eagle_topk, settings.num_draft_tokens))
+
+    @property
+    def num_steps(self) -> int:
+        return self.shape.num_steps
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.shape.num_nodes
+
+    @property
+    def is_chain(self) -> bool:
+        return self.shape.topk == 1
+
+    @property
+    def capture(self) -> tuple[int | str, ...]:
+        return self.network.config.capture
+
+    def init(self, shape: CacheShape) -> DraftState:
+        caches = self.network.init_cache(num_pages=shape.num_pages, page_size=shape.page_size, dtype=shape.dtype)
+        size = (shape.num_rows, self.shape.topk)
+        first = Children(jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32))
+        width = self.network.config.layer.hidden_size
+        return DraftState(caches, Carry(first, jnp.zeros((shape.num_rows, width), shape.dtype)))
+
+    def propose(self, params: Any, state: DraftState, rows: Rows, table: jax.Array) -> DraftTree:
+        head, shape = self.network.bind(params), self.shape
+        prefix_len = jnp.where(rows.active, rows.seq_len, 0)
+
+        def run(frontier: Frontier) -> Level:
+            pairs = jnp.broadcast_to((rows.seq_len + frontier.depth)[:, None], frontier.tokens.shape)
+            block = Block(pairs, prefix_len, table, frontier.ancestors)
+            out = head.extend(frontier.tokens, frontier.carry, block, state.caches, earlier=frontier.earlier)
+            scores = perturb(head.logits(out.state), pairs + 2, rows.sampling)
+            return Level(best_children(scores, shape.topk), out.pending, out.hidden)
+
+        carry: Carry = state.carry
+        room = head.empty_pending(rows.bonus.shape[0], (shape.num_steps - 1) * shape.topk)
+        return grow(rows.bonus, carry.first, carry.hidden, room, shape, run)
+
+    def observe(self, params: Any, state: DraftState, rows: Rows, table: jax.Array, seen: Observation) -> DraftState:
+        head = self.network.bind(params)
+        offsets = jnp.arange(seen.tokens.shape[1], dtype=jnp.int32)
+        block = Block(seen.start[:, None] + offsets, jnp.where(seen.count > 0, seen.start, 0), table)
+        out = head.extend(seen.next_tokens, head.fuse(seen.features), block, state.caches)
+        last = jnp.maximum(seen.count - 1, 0)[:, None, None]
+        final, hidden = (jnp.take_along_axis(leaf, last, axis=1) for leaf in (out.state, out.hidden))
+        position = (seen.start + seen.count + 1)[:, None]
+        children = best_children(perturb(head.logits(final), position, rows.sampling), self.shape.topk)
+        new = Carry(jax.tree.map(lambda leaf: leaf[:, 0], children), hidden[:, 0])
+        path = jnp.broadcast_to(offsets, seen.tokens.shape)
+        kept = Accepted(path, wait_for(seen.count, new.first.tokens[:, 0]))
+        caches = head.commit(state.caches, out.pending, block, kept)
+        known = (seen.count > 0)[:, None]
+        return DraftState(caches, jax.tree.map(lambda fresh, old: jnp.where(known, fresh, old), new, state.carry))

@@ -1,0 +1,150 @@
+"""Growing a draft tree level by level, as EAGLE-2 does (arXiv 2406.16858 §4); a chain is the tree of one branch.
+
+Each level runs the `topk` best nodes of the level above as one tree-masked batch and scores `topk` children of each.
+All of them are candidates; the best by cumulative log-probability become the next level, and in the end the best
+`num_draft_tokens - 1` of all candidates become the tree. A child never scores above its parent and has a higher
+index, so with ties broken by index a chosen node's parent is chosen too and stands before it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.tree import DraftTree, pack_bits
+
+
+class TreeShape(NamedTuple):
+    """Static sizes of a tree."""
+
+    num_steps: int  # longest path, in drafts
+    topk: int  # branches kept per level
+    num_nodes: int  # root included
+
+
+class Children(NamedTuple):
+    """The best continuations of each node; their scores are log-probabilities, and 0 where there is no choice."""
+
+    tokens: jax.Array  # int32 [..., topk]
+    scores: jax.Array  # float32 [..., topk], at most 0
+
+
+class Frontier(NamedTuple):
+    """Nodes to be run: `topk` per row."""
+
+    tokens: jax.Array  # int32 [B, K]
+    depth: jax.Array  # int32 scalar; 0 is the first draft
+    ancestors: jax.Array  # uint32 [B, K, words], over the earlier levels' slots and this level's own
+    earlier: Any  # pending of the earlier levels, see `Decoder.extend`
+    carry: Any  # leaves [B, K, ...]: what each node's parent handed down
+
+
+class Level(NamedTuple):
+    """What running a frontier gives."""
+
+    children: Children  # [B, K, topk]
+    pending: Any  # this level's, leaves [L, B, K, ...]
+    carry: Any  # leaves [B, K, ...], handed down to each node's children
+
+
+def best_children(scores: jax.Array, topk: int) -> Children:
+    """The best `topk` of scores float32 [..., V] (from `sampling.perturb`)."""
+    if topk == 1:
+        tokens = jnp.argmax(scores, axis=-1)[..., None].astype(jnp.int32)
+        return Children(tokens, jnp.zeros(tokens.shape, jnp.float32))
+    best, tokens = jax.lax.top_k(scores, topk)
+    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    # Rounding may put a certain token above 0, and then a child above its parent.
+    return Children(tokens.astype(jnp.int32), jnp.minimum(best - total, 0.0))
+
+
+class _Beam(NamedTuple):
+    tokens: jax.Array  # int32 [B, K]
+    scores: jax.Array  # float32 [B, K], cumulative
+    candidates: jax.Array  # int32 [B, K], the nodes' indices among all candidates
+    slots: jax.Array  # bool [B, K, (num_steps - 1) K], ancestors among the slots of earlier levels
+    earlier: Any
+    carry: Any
+
+
+class _Candidates(NamedTuple):
+    tokens: jax.Array  # int32 [B, C]
+    scores: jax.Array  # float32 [B, C]
+    parents: jax.Array  # int32 [B, C], candidate index; -1 is the root
+
+
+def grow(
+    bonus: jax.Array,
+    first: Children,
+    carry: Any,
+    earlier: Any,
+    shape: TreeShape,
+    run: Callable[[Frontier], Level],
+) -> DraftTree:
+    """Grows a tree below each row's bonus token.
+
+    Args:
+        bonus: int32 [B].
+        first: children of the bonus token, [B, topk].
+        carry: leaves [B, ...], what the bonus token hands down to them.
+        earlier: room for the pending of (num_steps - 1) * topk nodes.
+        shape: sizes.
+        run: runs one level; it is traced once.
+    """
+    num_rows, topk = first.tokens.shape
+    num_slots = (shape.num_steps - 1) * topk
+    own = jnp.broadcast_to(jnp.eye(topk, dtype=bool), (num_rows, topk, topk))
+    rows = jnp.arange(num_rows)[:, None]
+
+    def level(beam: _Beam, depth: jax.Array) -> tuple[_Beam, _Candidates]:
+        ancestors = pack_bits(jnp.concatenate([beam.slots, own], axis=-1))
+        out = run(Frontier(beam.tokens, depth, ancestors, beam.earlier, beam.carry))
+        scores = (beam.scores[..., None] + out.children.scores).reshape(num_rows, -1)
+        tokens = out.children.tokens.reshape(num_rows, -1)
+        found = _Candidates(tokens, scores, jnp.repeat(beam.candidates, topk, axis=1))
+        kept_scores, kept = jax.lax.top_k(scores, topk)
+        parent = kept // topk
+        slots = beam.slots[rows, parent] | (depth * topk + parent[..., None] == jnp.arange(num_slots))
+        write = lambda room, new: jax.lax.dynamic_update_slice_in_dim(room, new, depth * topk, axis=2)  # noqa: E731
+        beam = _Beam(
+            tokens=jnp.take_along_axis(tokens, kept, axis=1),
+            scores=kept_scores,
+            candidates=topk + depth * topk**2 + kept,
+            slots=slots,
+            earlier=jax.tree.map(write, beam.earlier, out.pending),
+            carry=jax.tree.map(lambda leaf: leaf[rows, parent], out.carry),
+        )
+        return beam, found
+
+    start = _Beam(
+        tokens=first.tokens,
+        scores=first.scores,
+        candidates=jnp.broadcast_to(jnp.arange(topk, dtype=jnp.int32), (num_rows, topk)),
+        slots=jnp.zeros((num_rows, topk, num_slots), bool),
+        earlier=earlier,
+        carry=jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], topk, axis=1), carry),
+    )
+    root = _Candidates(first.tokens, first.scores, jnp.full((num_rows, topk), -1, jnp.int32))
+    if num_slots == 0:
+        return choose(bonus, root, shape.num_nodes)
+    _, levels = jax.lax.scan(level, start, jnp.arange(shape.num_steps - 1, dtype=jnp.int32))
+    flat = lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(num_rows, -1)  # noqa: E731
+    together = lambda above, below: jnp.concatenate([above, flat(below)], axis=1)  # noqa: E731
+    return choose(bonus, jax.tree.map(together, root, levels), shape.num_nodes)
+
+
+def choose(bonus: jax.Array, candidates: _Candidates, num_nodes: int) -> DraftTree:
+    """The tree of the best `num_nodes - 1` candidates below each row's bonus token."""
+    _, chosen = jax.lax.top_k(candidates.scores, num_nodes - 1)
+    chosen = jnp.sort(chosen, axis=1)
+    tokens, scores, parents = (jnp.take_along_axis(leaf, chosen, axis=1) for leaf in candidates)
+    # What a mask made impossible is no draft.
+    tokens = jnp.where(scores == -jnp.inf, -1, tokens)
+    # A parent's place is the number of chosen candidates before it; the root is node 0.
+    places = 1 + jnp.sum(chosen[:, None, :] < parents[:, :, None], axis=-1, dtype=jnp.int32)
+    parents = jnp.where(parents < 0, 0, places)
+    root = jnp.full_like(bonus, -1)[:, None]
+    return DraftTree(
+        jnp.concatenate([bonus[:, None], tokens], axis=1), jnp.concatenate([root, parents], axis=1).astype(jnp.int32)
+    )

@@ -16,6 +16,7 @@ from jaxspec.device import (
 )
 from jaxspec.draft import DRAFTS, TREE_ALGORITHMS
 from jaxspec.draft.base import DraftSettings
+from jaxspec.draft.shape import TreeShape
 from jaxspec.engine import Engine
 from jaxspec.loading.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.loading.drafts import DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
@@ -139,9 +140,8 @@ def _load(
     draft_network, draft_leaves = None, ()
     if draft is not None:
         draft_network, draft_leaves = draft.load((network, leaves), dtype=plan.dtype, scan_layers=scan)
-    wanted = DraftSettings(
-        plan.num_steps, plan.eagle_topk, plan.num_draft_tokens, plan.ngram_min_match, plan.ngram_max_match
-    )
+    shape = TreeShape(plan.num_steps, plan.eagle_topk, plan.num_draft_tokens)
+    wanted = DraftSettings(shape, plan.ngram_min_match, plan.ngram_max_match)
     method = DRAFTS[plan.algorithm].create(wanted, draft_network, network.config.vocab_size)
     num_top = min(settings.max_logprobs, network.config.vocab_size)
     return Program(network, method, plan.rounds_per_dispatch, num_top), Params(leaves, draft_leaves)

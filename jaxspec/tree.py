@@ -16,6 +16,8 @@ class DraftTree(NamedTuple):
 
     tokens: jax.Array  # int32 [B, N]; -1 marks a node that holds no draft (it matches nothing and is not counted)
     parents: jax.Array  # int32 [B, N]; parents[:, 0] == -1, else parents[:, i] < i
+    # float32 [B, N]: log of the draft's own estimate that a node is accepted, 0 at the root; None where it makes none.
+    scores: jax.Array | None = None
 
 
 def chain_parents(num_rows: int, num_nodes: int) -> jax.Array:

@@ -17,8 +17,8 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxspec.config import SamplingParams
 from jaxspec.draft.base import DraftMethod
 from jaxspec.draft.feature import Feature
-from jaxspec.draft.grow import TreeShape
 from jaxspec.draft.ngram import Ngram
+from jaxspec.draft.shape import TreeShape
 from jaxspec.draft.standalone import Standalone
 from jaxspec.engine import Engine
 from jaxspec.models.network import Network
@@ -92,7 +92,7 @@ def draft_of(name: str) -> tuple[DraftMethod | None, tuple[jax.Array, ...]]:
     if name == "plain":
         return None, ()
     if name == "ngram":
-        return Ngram(NUM_STEPS, min_match=1, max_match=3), ()
+        return Ngram(chain(NUM_STEPS), min_match=1, max_match=3), ()
     if name in SCRIPTED:
         return SCRIPTED[name], script_leaves([], SCRIPT, max_len=MAX_LEN, num_sequences=NUM_CASES)
     if name in ("eagle", "eagle3"):

@@ -8,8 +8,8 @@ import pytest
 from jaxspec.attention import Block
 from jaxspec.draft.base import DraftMethod
 from jaxspec.draft.feature import Feature
-from jaxspec.draft.grow import TreeShape
 from jaxspec.draft.ngram import Ngram
+from jaxspec.draft.shape import TreeShape
 from jaxspec.draft.standalone import Standalone
 from jaxspec.kv_cache import Accepted, PagedKV, wait_for
 from jaxspec.runner import Runner, RunnerShape
@@ -92,7 +92,7 @@ TARGET = tiny_model(0, num_hidden_layers=1)
 
 HEAD = tiny_head(1, fused=True, capture=(0,))
 METHODS: dict[str, tuple[DraftMethod, tuple[jax.Array, ...]]] = {
-    "ngram": (Ngram(3, 1, 3), ()),
+    "ngram": (Ngram(chain(3), 1, 3), ()),
     "standalone": (Standalone(TARGET[0], chain(3), VOCAB), TARGET[1]),
     "feature": (Feature(HEAD[0], TreeShape(3, 2, 6)), HEAD[1]),
 }

@@ -91,7 +91,7 @@ def draws(draft: str, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     network, leaves = MODEL()
     standalone = Standalone(network, chain(NUM_STEPS), VOCAB)
     method, weights, first_seed = {
-        "ngram": (Ngram(NUM_STEPS, 1, 3), (), 0),
+        "ngram": (Ngram(chain(NUM_STEPS), 1, 3), (), 0),
         "bad": (standalone, tiny_model(4, scale=12.0, vocab_size=VOCAB)[1], 100_000),
         "identical": (standalone, leaves, 200_000),
     }[draft]

@@ -32,7 +32,7 @@ def abstract_network() -> tuple[Network, tuple[Any, ...]]:
 
 
 NETWORK, LEAVES = abstract_network()
-METHODS = {"plain": Plain(), "ngram": Ngram(3, 1, 3), "standalone": Standalone(NETWORK, chain(3), VOCAB)}
+METHODS = {"plain": Plain(), "ngram": Ngram(chain(3), 1, 3), "standalone": Standalone(NETWORK, chain(3), VOCAB)}
 
 
 def ints(*shape: int) -> Any:

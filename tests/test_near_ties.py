@@ -110,7 +110,7 @@ def first_difference(index: int, output: list[int]) -> tuple[int, float] | None:
 @pytest.mark.parametrize("name", ["ngram", "standalone"])
 def test_a_first_difference_is_a_near_tie_of_the_exact_model(name):
     method, draft_leaves = {
-        "ngram": (Ngram(3, 1, 3), ()),
+        "ngram": (Ngram(chain(3), 1, 3), ()),
         "standalone": (Standalone(NETWORK, chain(3), VOCAB), tuple(leaf.astype(DTYPE) for leaf in nearly(WIDE, 0.15))),
     }[name]
     outputs = generate(method, draft_leaves)

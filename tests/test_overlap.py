@@ -6,7 +6,7 @@ import pytest
 from jaxspec.config import SamplingParams
 from jaxspec.draft.ngram import Ngram
 from jaxspec.engine import Engine
-from tests.tiny import VOCAB, make_engine, requests_of, tiny_model
+from tests.tiny import VOCAB, chain, make_engine, requests_of, tiny_model
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
 ONE_OF_EACH = {"num_rows": 2, "decode_row_buckets": (2,), "prefill_chunk_buckets": (64,), "chunked_prefill_size": 64}
@@ -49,7 +49,7 @@ def _log_of(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("rounds_in_flight", [0, 1])
 def test_a_round_is_read_before_the_next_is_dispatched_in_v1_and_after_it_in_v2(rounds_in_flight, monkeypatch):
-    engine = make_engine(tiny_model(1), Ngram(3, 1, 3), rounds_in_flight=rounds_in_flight, **ONE_OF_EACH)
+    engine = make_engine(tiny_model(1), Ngram(chain(3), 1, 3), rounds_in_flight=rounds_in_flight, **ONE_OF_EACH)
     log = _log_of(engine, monkeypatch)
     num_rounds = sum(entry.startswith("dispatch") for entry in log)
     expected = []

@@ -10,8 +10,8 @@ from flax import nnx
 
 from jaxspec.config import EngineConfig, SamplingParams
 from jaxspec.draft.base import DraftMethod
-from jaxspec.draft.grow import TreeShape
 from jaxspec.draft.plain import Plain
+from jaxspec.draft.shape import TreeShape
 from jaxspec.engine import Engine
 from jaxspec.models import Decoder, ModelConfig
 from jaxspec.models.heads import Head, HeadConfig

@@ -13,7 +13,7 @@ DRAFTS: dict[str, type] = {
     "EAGLE": Feature,
     "EAGLE3": Feature,
 }
-# Those that grow a tree where eagle_topk > 1.
-TREE_ALGORITHMS = tuple(name for name, method in DRAFTS.items() if method in (Standalone, Feature))
+# Those that draft a tree where eagle_topk > 1.
+TREE_ALGORITHMS = tuple(name for name in DRAFTS if name != "NONE")
 
 __all__ = ["DRAFTS", "TREE_ALGORITHMS", "DraftMethod"]

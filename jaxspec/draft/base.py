@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import jax
 import jax.numpy as jnp
 
+from jaxspec.draft.shape import TreeShape
 from jaxspec.models.network import Network
 from jaxspec.state import DraftState, Rows
 from jaxspec.tree import DraftTree, chain_parents
@@ -17,9 +18,7 @@ from jaxspec.tree import DraftTree, chain_parents
 class DraftSettings(NamedTuple):
     """What the resolved plan says about drafting."""
 
-    num_steps: int
-    eagle_topk: int
-    num_draft_tokens: int
+    shape: TreeShape
     ngram_min_match: int
     ngram_max_match: int
 
@@ -88,7 +87,9 @@ class DraftMethod(Protocol):
         ...
 
 
-def chain_tree(rows: Rows, drafts: jax.Array) -> DraftTree:
-    """The bonus token and a chain of drafts int32 [B, S] behind it."""
+def chain_tree(rows: Rows, drafts: jax.Array, scores: jax.Array | None = None) -> DraftTree:
+    """The bonus token and a chain of drafts int32 [B, S] behind it; their scores, if any, float32 [B, S]."""
     tokens = jnp.concatenate([rows.bonus[:, None], drafts], axis=1)
-    return DraftTree(tokens, chain_parents(*tokens.shape))
+    return DraftTree(
+        tokens, chain_parents(*tokens.shape), None if scores is None else jnp.pad(scores, ((0, 0), (1, 0)))
+    )

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 
 from jaxspec.attention import Block
 from jaxspec.draft.base import CacheShape, DraftSettings, Observation
-from jaxspec.draft.grow import Children, Frontier, Level, TreeShape, best_children, grow
+from jaxspec.draft.grow import Children, Frontier, Level, best_children, grow
+from jaxspec.draft.shape import TreeShape
 from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
 from jaxspec.sampling import perturb
@@ -46,7 +47,7 @@ class Feature:
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Feature":
         if network is None:
             raise ValueError("a feature-level draft needs draft_model: the head's checkpoint.")
-        return cls(network, TreeShape(settings.num_steps, settings.eagle_topk, settings.num_draft_tokens))
+        return cls(network, settings.shape)
 
     @property
     def num_steps(self) -> int:
@@ -58,7 +59,7 @@ class Feature:
 
     @property
     def is_chain(self) -> bool:
-        return self.shape.topk == 1
+        return self.shape.is_chain
 
     @property
     def capture(self) -> tuple[int | str, ...]:
@@ -80,10 +81,10 @@ class Feature:
             block = Block(pairs, prefix_len, table, frontier.ancestors)
             out = head.extend(frontier.tokens, frontier.carry, block, state.caches, earlier=frontier.earlier)
             scores = perturb(head.logits(out.state), pairs + 2, rows.sampling)
-            return Level(best_children(scores, shape.topk), out.pending, out.hidden)
+            return Level(best_children(scores, shape), out.pending, out.hidden)
 
         carry: Carry = state.carry
-        room = head.empty_pending(rows.bonus.shape[0], (shape.num_steps - 1) * shape.topk)
+        room = head.empty_pending(rows.bonus.shape[0], (shape.num_steps - 1) * shape.width)
         return grow(rows.bonus, carry.first, carry.hidden, room, shape, run)
 
     def observe(self, params: Any, state: DraftState, rows: Rows, table: jax.Array, seen: Observation) -> DraftState:
@@ -94,7 +95,7 @@ class Feature:
         last = jnp.maximum(seen.count - 1, 0)[:, None, None]
         final, hidden = (jnp.take_along_axis(leaf, last, axis=1) for leaf in (out.state, out.hidden))
         position = (seen.start + seen.count + 1)[:, None]
-        children = best_children(perturb(head.logits(final), position, rows.sampling), self.shape.topk)
+        children = best_children(perturb(head.logits(final), position, rows.sampling), self.shape)
         new = Carry(jax.tree.map(lambda leaf: leaf[:, 0], children), hidden[:, 0])
         path = jnp.broadcast_to(offsets, seen.tokens.shape)
         kept = Accepted(path, wait_for(seen.count, new.first.tokens[:, 0]))

@@ -1,26 +1,23 @@
 """Growing a draft tree level by level, as EAGLE-2 does (arXiv 2406.16858 §4); a chain is the tree of one branch.
 
-Each level runs the `topk` best nodes of the level above as one tree-masked batch and scores `topk` children of each.
-All of them are candidates; the best by cumulative log-probability become the next level, and in the end the best
+Each level runs `width` nodes of the level above as one tree-masked batch and scores `topk` children of each. All of
+them are candidates; the best by cumulative log-probability become the next level, and in the end the best
 `num_draft_tokens - 1` of all candidates become the tree. A child never scores above its parent and has a higher
 index, so with ties broken by index a chosen node's parent is chosen too and stands before it.
+
+In a static tree (EAGLE-1, arXiv 2401.15077 §4.2) the same candidates are made, and which of them become the next level
+and the tree is known beforehand.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxspec.draft.shape import TreeShape
 from jaxspec.tree import DraftTree, pack_bits
-
-
-class TreeShape(NamedTuple):
-    """Static sizes of a tree."""
-
-    num_steps: int  # longest path, in drafts
-    topk: int  # branches kept per level
-    num_nodes: int  # root included
 
 
 class Children(NamedTuple):
@@ -31,7 +28,7 @@ class Children(NamedTuple):
 
 
 class Frontier(NamedTuple):
-    """Nodes to be run: `topk` per row."""
+    """Nodes to be run: K = `width` per row."""
 
     tokens: jax.Array  # int32 [B, K]
     depth: jax.Array  # int32 scalar; 0 is the first draft
@@ -48,9 +45,10 @@ class Level(NamedTuple):
     carry: Any  # leaves [B, K, ...], handed down to each node's children
 
 
-def best_children(scores: jax.Array, topk: int) -> Children:
-    """The best `topk` of scores float32 [..., V] (from `sampling.perturb`)."""
-    if topk == 1:
+def best_children(scores: jax.Array, shape: TreeShape) -> Children:
+    """The best `shape.topk` of scores float32 [..., V] (from `sampling.perturb`)."""
+    topk = shape.topk
+    if not shape.is_scored:
         tokens = jnp.argmax(scores, axis=-1)[..., None].astype(jnp.int32)
         return Children(tokens, jnp.zeros(tokens.shape, jnp.float32))
     best, tokens = jax.lax.top_k(scores, topk)
@@ -68,10 +66,12 @@ class _Beam(NamedTuple):
     carry: Any
 
 
-class _Candidates(NamedTuple):
+class Candidates(NamedTuple):
+    """Nodes that may become the tree, below a root that is none of them."""
+
     tokens: jax.Array  # int32 [B, C]
-    scores: jax.Array  # float32 [B, C]
-    parents: jax.Array  # int32 [B, C], candidate index; -1 is the root
+    scores: jax.Array  # float32 [B, C], cumulative; no node's is above its parent's
+    parents: jax.Array  # int32 [B, C], candidate index below the node's own; -1 is the root
 
 
 def grow(
@@ -88,63 +88,88 @@ def grow(
         bonus: int32 [B].
         first: children of the bonus token, [B, topk].
         carry: leaves [B, ...], what the bonus token hands down to them.
-        earlier: room for the pending of (num_steps - 1) * topk nodes.
+        earlier: room for the pending of (num_steps - 1) * width nodes.
         shape: sizes.
         run: runs one level; it is traced once.
     """
-    num_rows, topk = first.tokens.shape
-    num_slots = (shape.num_steps - 1) * topk
-    own = jnp.broadcast_to(jnp.eye(topk, dtype=bool), (num_rows, topk, topk))
+    num_rows, topk, width = first.tokens.shape[0], shape.topk, shape.width
+    num_slots = (shape.num_steps - 1) * width
+    own = jnp.broadcast_to(jnp.eye(width, dtype=bool), (num_rows, width, width))
     rows = jnp.arange(num_rows)[:, None]
+    fixed = None if shape.static is None else shape.static.tables
 
-    def level(beam: _Beam, depth: jax.Array) -> tuple[_Beam, _Candidates]:
+    def pick(scores: jax.Array, places: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Scores and indices of the `width` candidates that are run next: the best, or those in `places`."""
+        if places is None:
+            return jax.lax.top_k(scores, width)
+        places = jnp.broadcast_to(places, (num_rows, width))
+        return jnp.take_along_axis(scores, places, axis=1), places
+
+    def level(beam: _Beam, step: tuple[jax.Array, jax.Array | None]) -> tuple[_Beam, Candidates]:
+        depth, places = step
         ancestors = pack_bits(jnp.concatenate([beam.slots, own], axis=-1))
         out = run(Frontier(beam.tokens, depth, ancestors, beam.earlier, beam.carry))
         scores = (beam.scores[..., None] + out.children.scores).reshape(num_rows, -1)
         tokens = out.children.tokens.reshape(num_rows, -1)
-        found = _Candidates(tokens, scores, jnp.repeat(beam.candidates, topk, axis=1))
-        kept_scores, kept = jax.lax.top_k(scores, topk)
+        found = Candidates(tokens, scores, jnp.repeat(beam.candidates, topk, axis=1))
+        kept_scores, kept = pick(scores, places)
         parent = kept // topk
-        slots = beam.slots[rows, parent] | (depth * topk + parent[..., None] == jnp.arange(num_slots))
-        write = lambda room, new: jax.lax.dynamic_update_slice_in_dim(room, new, depth * topk, axis=2)  # noqa: E731
+        slots = beam.slots[rows, parent] | (depth * width + parent[..., None] == jnp.arange(num_slots))
+        write = lambda room, new: jax.lax.dynamic_update_slice_in_dim(room, new, depth * width, axis=2)  # noqa: E731
         beam = _Beam(
             tokens=jnp.take_along_axis(tokens, kept, axis=1),
             scores=kept_scores,
-            candidates=topk + depth * topk**2 + kept,
+            candidates=topk + depth * width * topk + kept,
             slots=slots,
             earlier=jax.tree.map(write, beam.earlier, out.pending),
             carry=jax.tree.map(lambda leaf: leaf[rows, parent], out.carry),
         )
         return beam, found
 
-    start = _Beam(
-        tokens=first.tokens,
-        scores=first.scores,
-        candidates=jnp.broadcast_to(jnp.arange(topk, dtype=jnp.int32), (num_rows, topk)),
-        slots=jnp.zeros((num_rows, topk, num_slots), bool),
-        earlier=earlier,
-        carry=jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], topk, axis=1), carry),
-    )
-    root = _Candidates(first.tokens, first.scores, jnp.full((num_rows, topk), -1, jnp.int32))
+    root = Candidates(first.tokens, first.scores, jnp.full((num_rows, topk), -1, jnp.int32))
+    chosen = None if fixed is None else jnp.asarray(fixed.chosen)
+    finish = functools.partial(choose, bonus, num_nodes=shape.num_nodes, chosen=chosen, is_scored=shape.is_scored)
     if num_slots == 0:
-        return choose(bonus, root, shape.num_nodes)
-    _, levels = jax.lax.scan(level, start, jnp.arange(shape.num_steps - 1, dtype=jnp.int32))
+        return finish(root)
+    start_scores, places = pick(first.scores, None if fixed is None else jnp.asarray(fixed.run[0]))
+    start = _Beam(
+        tokens=jnp.take_along_axis(first.tokens, places, axis=1),
+        scores=start_scores,
+        candidates=places.astype(jnp.int32),
+        slots=jnp.zeros((num_rows, width, num_slots), bool),
+        earlier=earlier,
+        carry=jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], width, axis=1), carry),
+    )
+    depths = jnp.arange(shape.num_steps - 1, dtype=jnp.int32)
+    _, levels = jax.lax.scan(level, start, (depths, None if fixed is None else jnp.asarray(fixed.run[1:])))
     flat = lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(num_rows, -1)  # noqa: E731
     together = lambda above, below: jnp.concatenate([above, flat(below)], axis=1)  # noqa: E731
-    return choose(bonus, jax.tree.map(together, root, levels), shape.num_nodes)
+    return finish(jax.tree.map(together, root, levels))
 
 
-def choose(bonus: jax.Array, candidates: _Candidates, num_nodes: int) -> DraftTree:
-    """The tree of the best `num_nodes - 1` candidates below each row's bonus token."""
-    _, chosen = jax.lax.top_k(candidates.scores, num_nodes - 1)
-    chosen = jnp.sort(chosen, axis=1)
+def choose(
+    bonus: jax.Array,
+    candidates: Candidates,
+    *,
+    num_nodes: int,
+    chosen: jax.Array | None = None,
+    is_scored: bool = True,
+) -> DraftTree:
+    """The tree of the best `num_nodes - 1` candidates below each row's bonus token, or of those `chosen` beforehand."""
+    if chosen is None:
+        _, chosen = jax.lax.top_k(candidates.scores, num_nodes - 1)
+        chosen = jnp.sort(chosen, axis=1)
+    else:
+        chosen = jnp.broadcast_to(chosen, (bonus.shape[0], num_nodes - 1))
     tokens, scores, parents = (jnp.take_along_axis(leaf, chosen, axis=1) for leaf in candidates)
     # What a mask made impossible is no draft.
     tokens = jnp.where(scores == -jnp.inf, -1, tokens)
     # A parent's place is the number of chosen candidates before it; the root is node 0.
     places = 1 + jnp.sum(chosen[:, None, :] < parents[:, :, None], axis=-1, dtype=jnp.int32)
     parents = jnp.where(parents < 0, 0, places)
-    root = jnp.full_like(bonus, -1)[:, None]
+    top = bonus[:, None]
     return DraftTree(
-        jnp.concatenate([bonus[:, None], tokens], axis=1), jnp.concatenate([root, parents], axis=1).astype(jnp.int32)
+        jnp.concatenate([top, tokens], axis=1),
+        jnp.concatenate([jnp.full_like(top, -1), parents], axis=1).astype(jnp.int32),
+        jnp.concatenate([jnp.zeros(top.shape, jnp.float32), scores], axis=1) if is_scored else None,
     )

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from jaxspec.attention import Block
 from jaxspec.draft.base import CacheShape, DraftSettings, Observation
-from jaxspec.draft.grow import Children, Frontier, Level, TreeShape, best_children, grow
+from jaxspec.draft.grow import Children, Frontier, Level, best_children, grow
+from jaxspec.draft.shape import TreeShape
 from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
 from jaxspec.sampling import perturb
@@ -34,8 +35,7 @@ class Standalone:
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Standalone":
         if network is None:
             raise ValueError("STANDALONE needs draft_model: a second checkpoint with the target's tokenizer.")
-        shape = TreeShape(settings.num_steps, settings.eagle_topk, settings.num_draft_tokens)
-        return cls(network, shape, target_vocab)
+        return cls(network, settings.shape, target_vocab)
 
     @property
     def num_steps(self) -> int:
@@ -47,7 +47,7 @@ class Standalone:
 
     @property
     def is_chain(self) -> bool:
-        return self.shape.topk == 1
+        return self.shape.is_chain
 
     def init(self, shape: CacheShape) -> DraftState:
         caches = self.network.init_cache(num_pages=shape.num_pages, page_size=shape.page_size, dtype=shape.dtype)
@@ -60,7 +60,7 @@ class Standalone:
         if missing > 0:
             logits = jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
         scores = perturb(logits[..., : self.target_vocab], positions, rows.sampling)
-        return best_children(scores, self.shape.topk)
+        return best_children(scores, self.shape)
 
     def propose(self, params: Any, state: DraftState, rows: Rows, table: jax.Array) -> DraftTree:
         model, shape = self.network.bind(params), self.shape
@@ -72,7 +72,7 @@ class Standalone:
             out = model.extend(frontier.tokens, block, state.caches, earlier=frontier.earlier)
             return Level(self._children(model.logits(out.hidden), positions + 1, rows), out.pending, ())
 
-        room = model.empty_pending(rows.bonus.shape[0], (shape.num_steps - 1) * shape.topk)
+        room = model.empty_pending(rows.bonus.shape[0], (shape.num_steps - 1) * shape.width)
         return grow(rows.bonus, state.carry, (), room, shape, run)
 
     def observe(self, params: Any, state: DraftState, rows: Rows, table: jax.Array, seen: Observation) -> DraftState:

@@ -11,7 +11,7 @@ import pytest
 from jaxspec.attention import Block
 from jaxspec.draft.base import DraftSettings, Observation
 from jaxspec.draft.feature import Feature
-from jaxspec.draft.grow import TreeShape
+from jaxspec.draft.shape import TreeShape
 from jaxspec.models.heads import Head, HeadOutput
 from jaxspec.models.network import Network
 from jaxspec.runner import Runner
@@ -227,7 +227,7 @@ def test_a_head_that_copies_the_target_is_accepted_whole_inside_the_compiled_rou
 
 
 def test_a_head_is_needed():
-    settings = DraftSettings(num_steps=5, eagle_topk=4, num_draft_tokens=8, ngram_min_match=1, ngram_max_match=3)
+    settings = DraftSettings(TreeShape(5, 4, 8), ngram_min_match=1, ngram_max_match=3)
     with pytest.raises(ValueError, match="draft_model"):
         Feature.create(settings, None, planted.VOCAB)
     method = Feature.create(settings, planted.planted_eagle3()[0], planted.VOCAB)

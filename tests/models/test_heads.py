@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.draft.base import CacheShape, Observation
 from jaxspec.draft.feature import Feature
-from jaxspec.draft.grow import TreeShape
+from jaxspec.draft.shape import TreeShape
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.heads import Head
 from jaxspec.state import Rows

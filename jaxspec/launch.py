@@ -14,7 +14,7 @@ from jaxspec.device import (
     default_scan_layers,
     keep_compiled_programs,
 )
-from jaxspec.draft import DRAFTS, TREE_ALGORITHMS
+from jaxspec.draft import DRAFTS
 from jaxspec.draft.base import DraftSettings
 from jaxspec.draft.shape import TreeShape
 from jaxspec.engine import Engine
@@ -125,7 +125,7 @@ def _resolve(
         None if draft is None else draft.info,
         env,
         available=[name for name in DRAFTS if name != "NONE"],
-        tree_algorithms=TREE_ALGORITHMS,
+        tree_algorithms=[name for name in DRAFTS if name != "NONE"],
         page_size_default=PAGE_SIZE,
         max_total_tokens_default=pool_tokens,
         dtype_default=dtype,
@@ -142,6 +142,6 @@ def _load(
         draft_network, draft_leaves = draft.load((network, leaves), dtype=plan.dtype, scan_layers=scan)
     shape = TreeShape(plan.num_steps, plan.eagle_topk, plan.num_draft_tokens)
     wanted = DraftSettings(shape, plan.ngram_min_match, plan.ngram_max_match)
-    method = DRAFTS[plan.algorithm].create(wanted, draft_network, network.config.vocab_size)
+    method = DRAFTS[plan.algorithm](wanted, draft_network, network.config.vocab_size)
     num_top = min(settings.max_logprobs, network.config.vocab_size)
     return Program(network, method, plan.rounds_per_dispatch, num_top), Params(leaves, draft_leaves)

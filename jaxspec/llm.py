@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from jaxspec.acceptance import AcceptanceWatch
 from jaxspec.batches import Progress
 from jaxspec.call import Call, Prompt, as_prompts, params_for
 from jaxspec.config import EngineConfig, SamplingParams, SpecConfig
@@ -57,6 +58,7 @@ class LLM:
             max_stop_token_ids=settings.max_stop_token_ids,
             max_logprobs=runner.program.num_top_logprobs,
         )
+        self._watch = AcceptanceWatch(self.plan.algorithm)
         self._rng = random.Random(settings.random_seed)
         self._call_ids = itertools.count()
         self._calls: dict[str, Call] = {}  # by request id
@@ -140,6 +142,7 @@ class LLM:
                     return
                 for progress in self._engine.step():
                     self._take(progress)
+                self._watch.look(self.metrics.stats)
         finally:
             self._abort(call)
 

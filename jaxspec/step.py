@@ -27,7 +27,7 @@ class Params(NamedTuple):
     """Weights as flat leaves; not donated."""
 
     target: tuple[jax.Array, ...]
-    draft: tuple[jax.Array, ...]
+    draft: tuple[Any, ...]  # leaves; of merged methods, a tuple of them for each
 
 
 class Chunks(NamedTuple):

@@ -17,21 +17,28 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxspec.config import SamplingParams
 from jaxspec.draft.base import DraftMethod
 from jaxspec.draft.feature import Feature
+from jaxspec.draft.merged import Merged
 from jaxspec.draft.ngram import Ngram
-from jaxspec.draft.shape import TreeShape
+from jaxspec.draft.shape import StaticTree, TreeShape
 from jaxspec.draft.standalone import Standalone
 from jaxspec.engine import Engine
 from jaxspec.models.network import Network
 from jaxspec.request import Request
 from jaxspec.runner import Runner
 from tests.scripted import NO_DRAFT, Scripted, script_leaves
-from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of, run, tiny_head, tiny_model
+from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of, run, scored, tiny_head, tiny_model
 
 MAX_LEN, NUM_ROWS, NUM_STEPS, DEVICE_TOKENS = 96, 3, 3, 384
 DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree", "eagle", "eagle3")
-# Draft and sizes (num_steps, topk, num_draft_tokens): trees on every schedule, and some on one.
-TREES = ("good-5-4-8", "eagle-5-4-8", "eagle3-5-4-8")
-MORE_TREES = ("good-3-2-6", "eagle3-3-2-6", "good-4-8-32", "eagle-4-8-32", "eagle3-4-8-32")
+# Draft and sizes (num_steps, topk, num_draft_tokens), or the draft it is merged with: trees on every schedule, and more
+# that are tried with greedy and sampled requests together.
+TREES = ("good-5-4-8", "eagle-5-4-8", "eagle3-5-4-8", "eagle3-ngram")
+MORE_TREES = (
+    *("good-3-2-6", "eagle-3-2-6", "eagle3-3-2-6", "good-4-8-32", "eagle-4-8-32", "eagle3-4-8-32"),
+    *("good-static", "eagle-static", "eagle3-static", "ngram-3-3-8", "good-ngram", "good-eagle"),
+)
+PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 1), (0, 0, 0), (2, 1, 1))
+STATIC = TreeShape(3, 3, 1 + len(PATHS), StaticTree(PATHS))
 SCRIPTED = {"chain": Scripted(NUM_STEPS, is_chain=True), "tree": Scripted(NUM_STEPS, is_chain=False)}
 # v1, v2, and v2 with several rounds a dispatch: (rounds in flight, rounds per dispatch).
 SCHEDULES = {"v1": (0, 1), "v2": (1, 1), "r4": (1, 4)}
@@ -81,20 +88,32 @@ def random_head(name: str) -> tuple[Network, tuple[jax.Array, ...]]:
     return tiny_head(3, fused=True, draft_vocab=48, norm_before_residual=True, fc_norm=True, feed_normed=True)
 
 
-def draft_of(name: str) -> tuple[DraftMethod | None, tuple[jax.Array, ...]]:
+def draft_of(name: str) -> tuple[DraftMethod | None, tuple[Any, ...]]:
     """A draft and its weights, by a name of `DRAFTS`, with sizes behind it where it is not a chain of `NUM_STEPS`.
 
     STANDALONE's three have one program; a script's leaves come with `follow`. The heads are random.
     """
-    network, leaves = target()
     name, *sizes = name.split("-")
-    shape = TreeShape(*map(int, sizes)) if sizes else chain(NUM_STEPS)
     if name == "plain":
         return None, ()
-    if name == "ngram":
-        return Ngram(chain(NUM_STEPS), min_match=1, max_match=3), ()
     if name in SCRIPTED:
         return SCRIPTED[name], script_leaves([], SCRIPT, max_len=MAX_LEN, num_sequences=NUM_CASES)
+    if not sizes:
+        return _method(name, chain(NUM_STEPS))
+    if sizes == ["static"]:
+        return _method(name, STATIC)
+    if sizes[0] in DRAFTS:
+        (first, weights), (second, others) = _method(name, scored(NUM_STEPS)), _method(sizes[0], scored(5))
+        # A chain of 3 and one of 5 below the root, cut to the better 6 of the 8.
+        return Merged((first, second), 7), (weights, others)
+    num_steps, topk, num_nodes = map(int, sizes)
+    return _method(name, TreeShape(num_steps, topk, num_nodes))
+
+
+def _method(name: str, shape: TreeShape) -> tuple[DraftMethod, tuple[jax.Array, ...]]:
+    network, leaves = target()
+    if name == "ngram":
+        return Ngram(shape, min_match=1, max_match=3), ()
     if name in ("eagle", "eagle3"):
         head, weights = random_head(name)
         return Feature(head, shape), weights

@@ -76,7 +76,7 @@ class Scripted:
 
     @classmethod
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Scripted":
-        return cls(settings.num_steps, settings.eagle_topk == 1)
+        return cls(settings.shape.num_steps, settings.shape.is_chain)
 
     @property
     def layout(self) -> list[tuple[int, int, int]]:
@@ -106,7 +106,9 @@ class Scripted:
         known = jnp.any(is_mine, axis=1) & (num_right != NO_DRAFT)
         drafts = jnp.where(known[:, None], drafts, -1)
         tokens = jnp.concatenate([rows.bonus[:, None], drafts], axis=1)
-        return DraftTree(tokens, jnp.broadcast_to(jnp.append(-1, parents), tokens.shape).astype(jnp.int32))
+        scores = -jnp.append(0, depths).astype(jnp.float32)  # the nearer the likelier
+        parents = jnp.broadcast_to(jnp.append(-1, parents), tokens.shape).astype(jnp.int32)
+        return DraftTree(tokens, parents, jnp.broadcast_to(scores, tokens.shape))
 
     def observe(
         self, params: tuple[jax.Array, ...], state: DraftState, rows: Rows, table: jax.Array, seen: Observation

@@ -63,11 +63,19 @@ def plain(folders):
 
 
 @pytest.mark.parametrize(("algorithm", "head", "shape", "v1", "overlap", "in_flight"), RUNS.values(), ids=RUNS)
-def test_a_head_emits_the_tokens_of_plain_decoding(folders, plain, algorithm, head, shape, v1, overlap, in_flight):
+def test_a_head_emits_the_tokens_of_plain_decoding(
+    folders, plain, algorithm, head, shape, v1, overlap, in_flight, monkeypatch, caplog
+):
+    """A random head accepts next to nothing, which is said; here sooner, and of more, than is usual."""
+    monkeypatch.setattr("jaxspec.acceptance.MANY_ROUNDS", 6)
+    monkeypatch.setattr("jaxspec.acceptance.NEAR_NOTHING", 1.0)
     spec = SpecConfig(algorithm=algorithm, draft_model=folders / head, overlap_trees=overlap, **shape)
     found, llm = tokens(folders, spec, small_engine(v1=v1))
     assert found == plain
     assert llm.plan.rounds_in_flight == in_flight
+    said = [record.getMessage() for record in caplog.records if "drafts were accepted" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith(f"{algorithm}: ")
     # A head's trained length (16 here) limits nothing.
     assert not [note for note in llm.plan.notes if note.field == "draft_max_position"]
 

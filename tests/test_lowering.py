@@ -9,30 +9,43 @@ import pytest
 from flax import nnx
 
 from jaxspec.draft.base import CacheShape, DraftMethod
+from jaxspec.draft.feature import Feature
+from jaxspec.draft.merged import Merged
 from jaxspec.draft.ngram import Ngram
 from jaxspec.draft.plain import Plain
+from jaxspec.draft.shape import TreeShape
 from jaxspec.draft.standalone import Standalone
 from jaxspec.models import Decoder
+from jaxspec.models.heads import Head
 from jaxspec.models.network import Network
 from jaxspec.state import Rows, Sampling, State
 from jaxspec.step import Chunks, Params, Program, decode_step, prefill_step
-from tests.tiny import VOCAB, chain, tiny_config
+from tests.tiny import VOCAB, chain, scored, tiny_config, tiny_head
 
 NUM_ROWS, NUM_STOP_IDS, TABLE_WIDTH, CHUNK, MAX_LEN = 4, 2, 8, 32, 128
 SHAPE = CacheShape(NUM_ROWS, 16, 16, jnp.dtype("bfloat16"))
 
 
-def abstract_network() -> tuple[Network, tuple[Any, ...]]:
-    """A network with scanned bfloat16 layers, as on an accelerator, and the shapes of its leaves."""
-    config = tiny_config()
-    model = nnx.eval_shape(lambda: Decoder(config, dtype=SHAPE.dtype, scan_layers=True, rngs=None))
+def abstract_network(kind: type[Any], config: Any, **settings: Any) -> tuple[Network, tuple[Any, ...]]:
+    """A bfloat16 network and the shapes of its leaves."""
+    model = nnx.eval_shape(lambda: kind(config, dtype=SHAPE.dtype, rngs=None, **settings))
     graphdef, state = nnx.split(model)
     leaves, treedef = jax.tree.flatten(state)
-    return Network(config, Decoder, graphdef, treedef), tuple(leaves)
+    return Network(config, kind, graphdef, treedef), tuple(leaves)
 
 
-NETWORK, LEAVES = abstract_network()
-METHODS = {"plain": Plain(), "ngram": Ngram(chain(3), 1, 3), "standalone": Standalone(NETWORK, chain(3), VOCAB)}
+# Scanned layers, as on an accelerator.
+NETWORK, LEAVES = abstract_network(Decoder, tiny_config(), scan_layers=True)
+HEAD, HEAD_LEAVES = abstract_network(Head, tiny_head(0, fused=True, draft_vocab=48)[0].config)
+METHODS: dict[str, tuple[DraftMethod, Any]] = {
+    "plain": (Plain(), ()),
+    "ngram": (Ngram(chain(3), 1, 3), ()),
+    "standalone": (Standalone(NETWORK, chain(3), VOCAB), LEAVES),
+    "ngram tree": (Ngram(TreeShape(3, 2, 6), 1, 3), ()),
+    "feature chain": (Feature(HEAD, chain(3)), HEAD_LEAVES),
+    "feature tree": (Feature(HEAD, TreeShape(3, 2, 6)), HEAD_LEAVES),
+    "merged": (Merged((Feature(HEAD, scored(3)), Ngram(scored(3), 1, 3)), 7), (HEAD_LEAVES, ())),
+}
 
 
 def ints(*shape: int) -> Any:
@@ -40,23 +53,23 @@ def ints(*shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def arguments(method: DraftMethod) -> tuple[Params, State]:
+def arguments(method: DraftMethod, draft_leaves: tuple[Any, ...]) -> tuple[Params, State]:
     """Shapes of a program's weights and state."""
 
     def state() -> State:
         caches = NETWORK.init_cache(num_pages=SHAPE.num_pages, page_size=SHAPE.page_size, dtype=SHAPE.dtype)
         return State(Rows.zeros(NUM_ROWS, MAX_LEN, NUM_STOP_IDS), caches, method.init(SHAPE))
 
-    return Params(LEAVES, LEAVES if isinstance(method, Standalone) else ()), jax.eval_shape(state)
+    return Params(LEAVES, draft_leaves), jax.eval_shape(state)
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_decode_step_lowers(name, platform):
-    method = METHODS[name]
+    method, draft_leaves = METHODS[name]
     program = Program(NETWORK, method, rounds=2, num_top_logprobs=4)
     step = jax.jit(functools.partial(decode_step, program), donate_argnames=("state",))
-    params, state = arguments(method)
+    params, state = arguments(method, draft_leaves)
     traced = step.trace(params, state=state, row_ids=ints(2), table=ints(2, TABLE_WIDTH))
     assert "stablehlo.while" in traced.lower(lowering_platforms=(platform,)).as_text()
 
@@ -64,10 +77,10 @@ def test_a_decode_step_lowers(name, platform):
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_prefill_step_lowers(name, platform):
-    method = METHODS[name]
+    method, draft_leaves = METHODS[name]
     program = Program(NETWORK, method, rounds=1, num_top_logprobs=4)
     step = jax.jit(functools.partial(prefill_step, program), donate_argnames=("state",))
-    params, state = arguments(method)
+    params, state = arguments(method, draft_leaves)
     chunks = Chunks(
         row_ids=ints(2),
         table=ints(2, TABLE_WIDTH),

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,10 +94,15 @@ def chain(num_steps: int) -> TreeShape:
     return TreeShape(num_steps, 1, num_steps + 1)
 
 
+def scored(num_steps: int) -> TreeShape:
+    """A chain that can be united with other trees."""
+    return chain(num_steps)._replace(scores_chain=True)
+
+
 def make_runner(
     target: tuple[Network, tuple[jax.Array, ...]],
     method: DraftMethod | None = None,
-    draft_leaves: tuple[jax.Array, ...] = (),
+    draft_leaves: tuple[Any, ...] = (),
     *,
     rounds_per_dispatch: int = 1,
     num_rows: int = 4,
@@ -163,7 +169,7 @@ def engine_over(runner: Runner, *, rounds_in_flight: int = 1, pool_pages: int | 
 def make_engine(
     target: tuple[Network, tuple[jax.Array, ...]],
     method: DraftMethod | None = None,
-    draft_leaves: tuple[jax.Array, ...] = (),
+    draft_leaves: tuple[Any, ...] = (),
     *,
     rounds_in_flight: int = 1,
     rounds_per_dispatch: int = 1,

@@ -1,19 +1,22 @@
 """Draft methods by name. A new method is a file and a line here."""
 
-from jaxspec.draft.base import DraftMethod
+from collections.abc import Callable
+
+from jaxspec.draft.base import DraftMethod, DraftSettings
 from jaxspec.draft.feature import Feature
 from jaxspec.draft.ngram import Ngram
 from jaxspec.draft.plain import Plain
 from jaxspec.draft.standalone import Standalone
+from jaxspec.models.network import Network
 
-DRAFTS: dict[str, type] = {
-    "NONE": Plain,
-    "NGRAM": Ngram,
-    "STANDALONE": Standalone,
-    "EAGLE": Feature,
-    "EAGLE3": Feature,
+# Each makes the method for a resolved plan from its draft checkpoint's network, where it has one, and the target's
+# vocabulary size.
+DRAFTS: dict[str, Callable[[DraftSettings, Network | None, int], DraftMethod]] = {
+    "NONE": Plain.create,
+    "NGRAM": Ngram.create,
+    "STANDALONE": Standalone.create,
+    "EAGLE": Feature.create,
+    "EAGLE3": Feature.create,
 }
-# Those that draft a tree where eagle_topk > 1.
-TREE_ALGORITHMS = tuple(name for name in DRAFTS if name != "NONE")
 
-__all__ = ["DRAFTS", "TREE_ALGORITHMS", "DraftMethod"]
+__all__ = ["DRAFTS", "DraftMethod"]

@@ -4,13 +4,12 @@ A method is a frozen, hashable value: everything static about it (lengths, the d
 fields, and its weights come as an argument.
 """
 
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.draft.shape import TreeShape
-from jaxspec.models.network import Network
 from jaxspec.state import DraftState, Rows
 from jaxspec.tree import DraftTree, chain_parents
 
@@ -48,11 +47,6 @@ class Observation(NamedTuple):
 
 class DraftMethod(Protocol):
     """How drafts are made."""
-
-    @classmethod
-    def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> Self:
-        """The method for a resolved plan; `network` is the draft checkpoint's, where the method has one."""
-        ...
 
     @property
     def num_steps(self) -> int:

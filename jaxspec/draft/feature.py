@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from jaxspec.attention import Block
 from jaxspec.draft.base import CacheShape, DraftSettings, Observation
-from jaxspec.draft.grow import Children, Frontier, Level, best_children, grow
-from jaxspec.draft.shape import TreeShape
+from jaxspec.draft.grow import Children, Frontier, Level, best_children
+from jaxspec.draft.tree_draft import TreeDraft, positions_of
 from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
 from jaxspec.sampling import perturb
@@ -37,11 +37,8 @@ class Carry(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Feature:
+class Feature(TreeDraft):
     """A feature-level head's tree, drawn with the target's noise."""
-
-    network: Network
-    shape: TreeShape
 
     @classmethod
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Feature":
@@ -50,42 +47,26 @@ class Feature:
         return cls(network, settings.shape)
 
     @property
-    def num_steps(self) -> int:
-        return self.shape.num_steps
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.shape.num_nodes
-
-    @property
-    def is_chain(self) -> bool:
-        return self.shape.is_chain
-
-    @property
     def capture(self) -> tuple[int | str, ...]:
         return self.network.config.capture
 
     def init(self, shape: CacheShape) -> DraftState:
-        caches = self.network.init_cache(num_pages=shape.num_pages, page_size=shape.page_size, dtype=shape.dtype)
-        size = (shape.num_rows, self.shape.topk)
-        first = Children(jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32))
-        width = self.network.config.layer.hidden_size
-        return DraftState(caches, Carry(first, jnp.zeros((shape.num_rows, width), shape.dtype)))
+        hidden = jnp.zeros((shape.num_rows, self.network.config.layer.hidden_size), shape.dtype)
+        return DraftState(self.empty_caches(shape), Carry(self.no_children(shape.num_rows), hidden))
 
     def propose(self, params: Any, state: DraftState, rows: Rows, table: jax.Array) -> DraftTree:
-        head, shape = self.network.bind(params), self.shape
+        head = self.network.bind(params)
         prefix_len = jnp.where(rows.active, rows.seq_len, 0)
 
         def run(frontier: Frontier) -> Level:
-            pairs = jnp.broadcast_to((rows.seq_len + frontier.depth)[:, None], frontier.tokens.shape)
+            pairs = positions_of(rows, frontier, first=0)
             block = Block(pairs, prefix_len, table, frontier.ancestors)
             out = head.extend(frontier.tokens, frontier.carry, block, state.caches, earlier=frontier.earlier)
             scores = perturb(head.logits(out.state), pairs + 2, rows.sampling)
-            return Level(best_children(scores, shape), out.pending, out.hidden)
+            return Level(best_children(scores, self.shape), out.pending, out.hidden)
 
         carry: Carry = state.carry
-        room = head.empty_pending(rows.bonus.shape[0], (shape.num_steps - 1) * shape.width)
-        return grow(rows.bonus, carry.first, carry.hidden, room, shape, run)
+        return self.grow_below(rows.bonus, carry.first, carry.hidden, head, run)
 
     def observe(self, params: Any, state: DraftState, rows: Rows, table: jax.Array, seen: Observation) -> DraftState:
         head = self.network.bind(params)
@@ -100,5 +81,4 @@ class Feature:
         path = jnp.broadcast_to(offsets, seen.tokens.shape)
         kept = Accepted(path, wait_for(seen.count, new.first.tokens[:, 0]))
         caches = head.commit(state.caches, out.pending, block, kept)
-        known = (seen.count > 0)[:, None]
-        return DraftState(caches, jax.tree.map(lambda fresh, old: jnp.where(known, fresh, old), new, state.carry))
+        return DraftState(caches, self.where_observed(seen, new, state.carry))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxspec.draft.base import CacheShape, DraftSettings, Observation, chain_tree
 from jaxspec.draft.grow import Candidates
-from jaxspec.draft.shape import TreeShape
+from jaxspec.draft.shape import Shaped, TreeShape
 from jaxspec.draft.unite import unite
 from jaxspec.models.network import Network
 from jaxspec.state import DraftState, Rows
@@ -25,7 +25,7 @@ TOKEN_ACCEPTANCE = (0.4, 0.6, 0.8)
 
 
 @dataclasses.dataclass(frozen=True)
-class Ngram:
+class Ngram(Shaped):
     """Prompt lookup; keeps no state beyond the rows' history."""
 
     shape: TreeShape
@@ -36,18 +36,6 @@ class Ngram:
     @classmethod
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Ngram":
         return cls(settings.shape, settings.ngram_min_match, settings.ngram_max_match)
-
-    @property
-    def num_steps(self) -> int:
-        return self.shape.num_steps
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.shape.num_nodes
-
-    @property
-    def is_chain(self) -> bool:
-        return self.shape.is_chain
 
     def init(self, shape: CacheShape) -> DraftState:
         return DraftState((), ())

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-Path = tuple[int, ...]
+Path = tuple[int, ...]  # never empty
 
 
 class Tables(NamedTuple):
@@ -61,8 +61,9 @@ class StaticTree:
 
     def _place(self, path: Path) -> int:
         """Its index among the candidates of its level."""
-        parent = self.inner[len(path) - 2].index(path[:-1]) if len(path) > 1 else 0
-        return parent * self.topk + path[-1]
+        *above, rank = path
+        parent = self.inner[len(above) - 1].index(tuple(above)) if above else 0
+        return parent * self.topk + rank
 
 
 class TreeShape(NamedTuple):
@@ -87,3 +88,21 @@ class TreeShape(NamedTuple):
     def is_scored(self) -> bool:
         """Whether children come with scores, which a choice among them needs."""
         return self.topk > 1 or self.scores_chain
+
+
+class Shaped:
+    """What a method says of its trees, by the one shape that they have."""
+
+    shape: TreeShape
+
+    @property
+    def num_steps(self) -> int:
+        return self.shape.num_steps
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.shape.num_nodes
+
+    @property
+    def is_chain(self) -> bool:
+        return self.shape.is_chain

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from jaxspec.attention import Block
 from jaxspec.draft.base import CacheShape, DraftSettings, Observation
-from jaxspec.draft.grow import Children, Frontier, Level, best_children, grow
-from jaxspec.draft.shape import TreeShape
+from jaxspec.draft.grow import Children, Frontier, Level, best_children
+from jaxspec.draft.tree_draft import TreeDraft, positions_of
 from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
 from jaxspec.sampling import perturb
@@ -23,11 +23,9 @@ from jaxspec.tree import DraftTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Standalone:
+class Standalone(TreeDraft):
     """A draft model's tree, drawn with the target's noise."""
 
-    network: Network
-    shape: TreeShape
     target_vocab: int
     capture: tuple[int | str, ...] = ()
 
@@ -37,22 +35,8 @@ class Standalone:
             raise ValueError("STANDALONE needs draft_model: a second checkpoint with the target's tokenizer.")
         return cls(network, settings.shape, target_vocab)
 
-    @property
-    def num_steps(self) -> int:
-        return self.shape.num_steps
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.shape.num_nodes
-
-    @property
-    def is_chain(self) -> bool:
-        return self.shape.is_chain
-
     def init(self, shape: CacheShape) -> DraftState:
-        caches = self.network.init_cache(num_pages=shape.num_pages, page_size=shape.page_size, dtype=shape.dtype)
-        size = (shape.num_rows, self.shape.topk)
-        return DraftState(caches, Children(jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32)))
+        return DraftState(self.empty_caches(shape), self.no_children(shape.num_rows))
 
     def _children(self, logits: jax.Array, positions: jax.Array, rows: Rows) -> Children:
         """The best tokens at positions [B, K] by draft logits [B, K, Vd], over the target's vocabulary."""
@@ -63,17 +47,16 @@ class Standalone:
         return best_children(scores, self.shape)
 
     def propose(self, params: Any, state: DraftState, rows: Rows, table: jax.Array) -> DraftTree:
-        model, shape = self.network.bind(params), self.shape
+        model = self.network.bind(params)
         prefix_len = jnp.where(rows.active, rows.seq_len + 1, 0)  # the bonus is in the draft's cache
 
         def run(frontier: Frontier) -> Level:
-            positions = jnp.broadcast_to((rows.seq_len + 1 + frontier.depth)[:, None], frontier.tokens.shape)
+            positions = positions_of(rows, frontier, first=1)
             block = Block(positions, prefix_len, table, frontier.ancestors)
             out = model.extend(frontier.tokens, block, state.caches, earlier=frontier.earlier)
             return Level(self._children(model.logits(out.hidden), positions + 1, rows), out.pending, ())
 
-        room = model.empty_pending(rows.bonus.shape[0], (shape.num_steps - 1) * shape.width)
-        return grow(rows.bonus, state.carry, (), room, shape, run)
+        return self.grow_below(rows.bonus, state.carry, (), model, run)
 
     def observe(self, params: Any, state: DraftState, rows: Rows, table: jax.Array, seen: Observation) -> DraftState:
         model = self.network.bind(params)
@@ -89,5 +72,4 @@ class Standalone:
         path = jnp.broadcast_to(offsets, tokens.shape)
         kept = Accepted(path, wait_for(jnp.where(seen.count > 0, seen.count + 1, 0), first.tokens[:, 0]))
         caches = model.commit(state.caches, out.pending, block, kept)
-        known = (seen.count > 0)[:, None]
-        return DraftState(caches, jax.tree.map(lambda new, old: jnp.where(known, new, old), first, state.carry))
+        return DraftState(caches, self.where_observed(seen, first, state.carry))

@@ -73,7 +73,7 @@ class _Layer(nnx.Module):
 
     def __init__(self, config: HeadConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
         layer = config.layer
-        width = 2 * layer.hidden_size if config.fused else layer.hidden_size
+        width = layer.hidden_size + (config.target_embed if config.fused else 0)
         norm: dict[str, Any] = {"eps": layer.rms_norm_eps, "dtype": dtype}
         self.self_attn = Attention(layer, size_in=width, lead=(), dtype=dtype, rngs=rngs)
         self.mlp = MLP(layer, lead=(), dtype=dtype, rngs=rngs)

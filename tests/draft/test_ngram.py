@@ -117,6 +117,7 @@ def test_a_tree_holds_what_follows_several_matches_and_shares_their_beginning():
     tree = Ngram(TreeShape(3, 3, 9), 1, 2).propose((), DraftState((), ()), rows, jnp.zeros((1, 1), jnp.int32))
     assert tree.tokens.tolist() == [[2, 3, 4, 5, 6, 7, 8, 9, 5]]
     assert tree.parents.tolist() == [[-1, 0, 1, 2, 1, 4, 0, 6, 7]]
+    assert tree.scores is not None
     per_token = np.log(TOKEN_ACCEPTANCE[1])
     np.testing.assert_allclose(tree.scores, per_token * np.array([[0, 1, 2, 3, 2, 3, 1, 2, 3]]), rtol=1e-6)
     small = Ngram(TreeShape(3, 3, 6), 1, 2).propose((), DraftState((), ()), rows, jnp.zeros((1, 1), jnp.int32))

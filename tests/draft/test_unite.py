@@ -34,7 +34,6 @@ def random_tree(rng: np.random.Generator, num_nodes: int) -> DraftTree:
 
 def paths_of(tree: DraftTree, row: int) -> list[tuple[int, ...] | None]:
     """Each node's tokens below the root; None where it or a node above it holds no draft."""
-    assert tree.scores is not None
     paths: list[tuple[int, ...] | None] = [()]
     for node in range(1, tree.tokens.shape[1]):
         above = paths[int(tree.parents[row, node])]
@@ -48,22 +47,23 @@ def test_equal_paths_become_one_and_the_best_nodes_are_kept(num_nodes):
     rng = np.random.default_rng(num_nodes)
     trees = [random_tree(rng, 6), random_tree(rng, 9)]
     united = jit_unite(trees, depth=DEPTH, num_nodes=num_nodes)
+    scores = [np.asarray(tree.scores) for tree in (*trees, united)]
     assert united.tokens.shape == united.parents.shape == (NUM_ROWS, num_nodes)
     for row in range(NUM_ROWS):
         best: dict[tuple[int, ...], tuple[float, int]] = {}
         index = 0
-        for tree in trees:
+        for tree, own in zip(trees, scores):
             for node, path in enumerate(paths_of(tree, row)[1:], start=1):
                 index += 1
                 if path is not None:
                     score, first = best.get(path, (-np.inf, index))
-                    best[path] = (max(score, float(tree.scores[row, node])), first)
+                    best[path] = (max(score, float(own[row, node])), first)
         kept = sorted(best, key=lambda path: (-best[path][0], best[path][1]))[: num_nodes - 1]
         found = paths_of(united, row)
         assert [path for path in found[1:] if path is not None] == sorted(kept, key=lambda path: best[path][1])
         for node, path in enumerate(found[1:], start=1):
             if path is not None:
-                assert float(united.scores[row, node]) == best[path][0]
+                assert float(scores[-1][row, node]) == best[path][0]
             assert 0 <= int(united.parents[row, node]) < node
         assert int(united.tokens[row, 0]) == row % VOCAB
 

@@ -35,6 +35,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "table of the target": {"fused": False, "lm_head": "table"},
     "draft vocabulary": {"fused": True, "draft_vocab": 17},
     "target of another width": {"fused": True, "target_hidden": 20},
+    "eagle3 from another width of embedding": {"fused": True, "target_embed": 12},
     "one layer": {"fused": True, "capture": (1,), "target_hidden": 20},
     "four layers": {"fused": True, "capture": (0, 1, 3, 2)},
     "everything": {"fused": True, **ALL, "draft_vocab": 17, "capture": (0, 2, 3, 1), "target_hidden": 12},

@@ -1,0 +1,50 @@
+"""What the methods share that grow a tree from a network of their own, over a paged cache of its own."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.draft.base import CacheShape, Observation
+from jaxspec.draft.grow import Children, Frontier, Level, grow
+from jaxspec.draft.shape import Shaped, TreeShape
+from jaxspec.kv_cache import PagedKV
+from jaxspec.models.network import Network
+from jaxspec.state import Rows
+from jaxspec.tree import DraftTree
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeDraft(Shaped):
+    """A draft network and the tree that it fills; a chain is the tree of one branch."""
+
+    network: Network
+    shape: TreeShape
+
+    def empty_caches(self, shape: CacheShape) -> tuple[PagedKV, ...]:
+        return self.network.init_cache(num_pages=shape.num_pages, page_size=shape.page_size, dtype=shape.dtype)
+
+    def no_children(self, num_rows: int) -> Children:
+        """First proposals of rows that have observed nothing."""
+        size = (num_rows, self.shape.topk)
+        return Children(jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32))
+
+    def grow_below(
+        self, bonus: jax.Array, first: Children, carry: Any, model: Any, run: Callable[[Frontier], Level]
+    ) -> DraftTree:
+        """`grow`, with room for what `model` leaves pending above the last level."""
+        room = model.empty_pending(bonus.shape[0], (self.shape.num_steps - 1) * self.shape.width)
+        return grow(bonus, first, carry, room, self.shape, run)
+
+    @staticmethod
+    def where_observed(seen: Observation, new: Any, old: Any) -> Any:
+        """Leaves [B, X] of rows that observed something; the others keep theirs."""
+        observed = (seen.count > 0)[:, None]
+        return jax.tree.map(lambda fresh, kept: jnp.where(observed, fresh, kept), new, old)
+
+
+def positions_of(rows: Rows, frontier: Frontier, first: int) -> jax.Array:
+    """int32 [B, K]: `first` behind the committed tokens at depth 0, and one more with each level."""
+    return jnp.broadcast_to((rows.seq_len + first + frontier.depth)[:, None], frontier.tokens.shape)

@@ -28,10 +28,13 @@ from tests.scripted import NO_DRAFT, Scripted, script_leaves
 from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of, run, tiny_head, tiny_model
 
 MAX_LEN, NUM_ROWS, NUM_STEPS, DEVICE_TOKENS = 96, 3, 3, 384
-DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree", "eagle", "eagle3")
-# Draft and sizes (num_steps, topk, num_draft_tokens): trees on every schedule, and some on one.
-TREES = ("good-5-4-8", "eagle-5-4-8", "eagle3-5-4-8")
-MORE_TREES = ("good-3-2-6", "eagle3-3-2-6", "good-4-8-32", "eagle-4-8-32", "eagle3-4-8-32")
+HEADS = ("eagle", "eagle3")
+DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree", *HEADS)
+# Trees of drafts, by their sizes: (num_steps, topk, num_draft_tokens).
+TREES = (
+    *(f"{draft}-{sizes}" for sizes in ("3-2-6", "5-4-8", "4-8-32") for draft in HEADS),
+    *("good-5-4-8", "good-4-8-32"),
+)
 SCRIPTED = {"chain": Scripted(NUM_STEPS, is_chain=True), "tree": Scripted(NUM_STEPS, is_chain=False)}
 # v1, v2, and v2 with several rounds a dispatch: (rounds in flight, rounds per dispatch).
 SCHEDULES = {"v1": (0, 1), "v2": (1, 1), "r4": (1, 4)}
@@ -95,7 +98,7 @@ def draft_of(name: str) -> tuple[DraftMethod | None, tuple[jax.Array, ...]]:
         return Ngram(NUM_STEPS, min_match=1, max_match=3), ()
     if name in SCRIPTED:
         return SCRIPTED[name], script_leaves([], SCRIPT, max_len=MAX_LEN, num_sequences=NUM_CASES)
-    if name in ("eagle", "eagle3"):
+    if name in HEADS:
         head, weights = random_head(name)
         return Feature(head, shape), weights
     weights = {"identical": leaves, "good": nearly(leaves, 0.04), "bad": tiny_model(1)[1]}

@@ -29,13 +29,13 @@ from tests.scripted import NO_DRAFT, Scripted, script_leaves
 from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of, run, scored, tiny_head, tiny_model
 
 MAX_LEN, NUM_ROWS, NUM_STEPS, DEVICE_TOKENS = 96, 3, 3, 384
-DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree", "eagle", "eagle3")
-# Draft and sizes (num_steps, topk, num_draft_tokens), or the draft it is merged with: trees on every schedule, and more
-# that are tried with greedy and sampled requests together.
-TREES = ("good-5-4-8", "eagle-5-4-8", "eagle3-5-4-8", "eagle3-ngram")
-MORE_TREES = (
-    *("good-3-2-6", "eagle-3-2-6", "eagle3-3-2-6", "good-4-8-32", "eagle-4-8-32", "eagle3-4-8-32"),
-    *("good-static", "eagle-static", "eagle3-static", "ngram-3-3-8", "good-ngram", "good-eagle"),
+HEADS = ("eagle", "eagle3")
+DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree", *HEADS)
+# Trees of drafts: by their sizes (num_steps, topk, num_draft_tokens), of a fixed form, or merged with another draft.
+TREES = (
+    *(f"{draft}-{form}" for form in ("3-2-6", "5-4-8", "4-8-32", "static") for draft in HEADS),
+    *("good-5-4-8", "good-4-8-32", "good-static", "ngram-3-3-8"),
+    *("eagle3-ngram", "good-ngram", "good-eagle"),
 )
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 1), (0, 0, 0), (2, 1, 1))
 STATIC = TreeShape(3, 3, 1 + len(PATHS), StaticTree(PATHS))
@@ -114,7 +114,7 @@ def _method(name: str, shape: TreeShape) -> tuple[DraftMethod, tuple[jax.Array, 
     network, leaves = target()
     if name == "ngram":
         return Ngram(shape, min_match=1, max_match=3), ()
-    if name in ("eagle", "eagle3"):
+    if name in HEADS:
         head, weights = random_head(name)
         return Feature(head, shape), weights
     weights = {"identical": leaves, "good": nearly(leaves, 0.04), "bad": tiny_model(1)[1]}

@@ -3,7 +3,7 @@
 import dataclasses
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard, cast
 
 from jaxspec.batches import Progress
@@ -99,6 +99,10 @@ class _Answer:
 class Call:
     """Turns the progress of a call's requests into chunks, and finished prompts into outputs.
 
+    Attributes:
+        ready: chunks that nobody took yet.
+        error: what went wrong while its text was made; it ends the call.
+
     Args:
         prompts: as given.
         params: one for each prompt.
@@ -124,6 +128,7 @@ class Call:
         self._prompts = list(prompts)
         self._tokenizer = tokenizer
         self.ready: deque[StreamChunk] = deque()
+        self.error: Exception | None = None
         self._answers: dict[str, _Answer] = {}
         self._done: list[list[Completion]] = [[] for _ in prompts]
         for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
@@ -131,6 +136,7 @@ class Call:
             made = make_requests(ids, one, rules, request_id=f"{call_id}/{index}", prompt_index=index, rng=rng)
             for request in made:
                 self._answers[request.id] = _Answer(request, self._text_stream(one))
+        self._num_open = len(self._answers)
 
     def _text_stream(self, params: SamplingParams) -> TextStream:
         tokenizer, skip = self._tokenizer, params.skip_special_tokens
@@ -145,7 +151,7 @@ class Call:
     @property
     def is_done(self) -> bool:
         """Whether every prompt has its output among the chunks."""
-        return all(answer.request.is_finished for answer in self._answers.values())
+        return not self._num_open
 
     def take(self, progress: Progress) -> StopHit | None:
         """Adds what a request emitted, and makes its chunk.
@@ -178,6 +184,7 @@ class Call:
             output = self._output(request)
         new = request.output_ids[answer.num_streamed :]
         self._emit(answer, rest, new, finish_reason=request.finish_reason, output=output)
+        self._num_open -= 1
 
     def _emit(
         self,
@@ -207,3 +214,53 @@ class Call:
             prompt_token_ids=list(request.prompt_ids),
             completions=tuple(completions),
         )
+
+
+class ChunkStream(Iterator[StreamChunk]):
+    """The chunks of a call, made as they are asked for.
+
+    Closing it, or dropping its last reference, aborts what is not finished, whether or not a chunk was ever taken.
+
+    Args:
+        call: whose chunks.
+        advance: lets the engine run until it has something for some call.
+        abort: ends what is not finished of the call.
+        abandon: the same, at a time that suits the engine.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        *,
+        advance: Callable[[Call], None],
+        abort: Callable[[Call], None],
+        abandon: Callable[[Call], None],
+    ):
+        self._call: Call | None = call
+        self._advance, self._abort, self._abandon = advance, abort, abandon
+
+    def __next__(self) -> StreamChunk:
+        try:
+            while (call := self._call) is not None:
+                is_done = call.is_done  # before looking for chunks: another thread may be adding the last ones
+                if call.ready:
+                    return call.ready.popleft()
+                if call.error is not None:
+                    raise call.error
+                if is_done:
+                    break
+                self._advance(call)
+        except BaseException:
+            self.close()
+            raise
+        raise StopIteration
+
+    def close(self) -> None:
+        """Aborts what is not finished; no more chunks come."""
+        if self._call is not None:
+            self._abort(self._call)
+            self._call = None
+
+    def __del__(self) -> None:
+        if self._call is not None:
+            self._abandon(self._call)

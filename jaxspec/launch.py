@@ -27,6 +27,7 @@ from jaxspec.resolve import MAX_RUNNING_REQUESTS, resolve
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.step import Params, Program
 from jaxspec.tokenizer import Tokenizer
+from jaxspec.turns import DeferredInterrupt
 
 # Tokens in a page. On the CPU 64 to 128 is flat, 16 costs 40 % and 1 doubles the attention of a round.
 PAGE_SIZE = 64
@@ -97,7 +98,10 @@ def warm_up(engine: Engine, progress: bool | None = None) -> None:
     programs = engine.warmup_programs()
     disable = None if progress is None else not progress  # tqdm's None is "no terminal, no bar"
     with tqdm(total=len(programs), desc="Compiling", unit="program", disable=disable, leave=False) as bar:
-        for _ in engine.runner.warm_up(programs):
+        warmed = engine.runner.warm_up(programs)
+        for _ in programs:
+            with DeferredInterrupt():  # one that arrives within a compilation may be lost in it
+                next(warmed)
             bar.update()
 
 

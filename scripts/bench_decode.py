@@ -1,7 +1,7 @@
 r"""Decoding speed: plain against speculative, v1 against v2, several batch sizes, in one process.
 
-    python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --batch-sizes 1,8
-    python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --variants plain,v1,v2,r4 \
+    .venv/bin/python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --batch-sizes 1,8
+    .venv/bin/python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --variants plain,v1,v2,r4 \
         --prompts questions.jsonl --field question --compare-hf
 
 Variants: plain, plain-v1 and plain-r4 decode without speculation; v1, v2 and r4 with it. v1 waits for each round, v2

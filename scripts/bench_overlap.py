@@ -1,6 +1,6 @@
 """What v2 hides: time a round in v1 and v2, without host work and with host work as long as a round.
 
-    python scripts/bench_overlap.py --model smollm2 --speculative-algorithm NGRAM
+    .venv/bin/python scripts/bench_overlap.py --model smollm2 --speculative-algorithm NGRAM
 
 One row decodes greedily; after each round the caller sleeps for as long as v1's round takes without that, which stands
 for slow bookkeeping. v1 then takes two round times a round; v2 runs the next round meanwhile. v1 and v2 take turns;

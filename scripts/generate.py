@@ -1,8 +1,8 @@
 """Text from a model: one prompt or many, plain or speculative.
 
-    python scripts/generate.py --model smollm2 --chat --prompt "Why is the sky blue?"
-    echo "Once upon a time" | python scripts/generate.py --model smollm2 --speculative-algorithm NGRAM
-    python scripts/generate.py --model ./Qwen3-0.6B --chat --lines questions.txt --json > answers.jsonl
+    .venv/bin/python scripts/generate.py --model smollm2 --chat --prompt "Why is the sky blue?"
+    echo "Once upon a time" | .venv/bin/python scripts/generate.py --model smollm2 --speculative-algorithm NGRAM
+    .venv/bin/python scripts/generate.py --model ./Qwen3-0.6B --chat --lines questions.txt --json > answers.jsonl
 
 A single completion is printed as it comes; several are printed whole, in the order of the prompts. The text goes to
 stdout, everything else to stderr. Flags are named as in SGLang where it has them. Where they leave it open, decoding is

@@ -7,7 +7,7 @@ Python type and ValueError for a value out of range. Messages say the value, the
 import math
 import numbers
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 
 def check_bool(name: str, value: object) -> bool:
@@ -77,3 +77,16 @@ def check_strings(name: str, values: object) -> tuple[str, ...]:
         if not string:
             raise ValueError(f"{name}[{i}]='' is empty and would stop every text at once; leave it out.")
     return tuple(dict.fromkeys(strings))
+
+
+def check_optional_ints(settings: object, lows: Mapping[str, int], hint: str) -> None:
+    """Checks the named fields of a frozen dataclass that are not None against their least values."""
+    for name, low in lows.items():
+        if getattr(settings, name) is not None:
+            set_checked(settings, **{name: check_int(name, getattr(settings, name), low=low, hint=hint)})
+
+
+def set_checked(settings: object, **values: object) -> None:
+    """Writes checked values back into a frozen dataclass while it is being built."""
+    for name, value in values.items():
+        object.__setattr__(settings, name, value)

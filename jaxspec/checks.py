@@ -9,6 +9,9 @@ import numbers
 import os
 from collections.abc import Collection, Iterable, Mapping
 
+# What the device's integers hold.
+MAX_INT32 = 2**31 - 1
+
 
 def check_bool(name: str, value: object) -> bool:
     """Returns `value`; only True and False pass, so that the string "false" is not taken for true."""
@@ -32,7 +35,10 @@ def check_real(name: str, value: object) -> float:
     """Returns `value` as a finite float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}.")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer that no float holds
+        number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{name}={number} must be a finite number; leave it out for the default.")
     return number

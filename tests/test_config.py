@@ -1,7 +1,10 @@
 """Settings: what passes, what is normalised, and one clear line (value, limit, what to set) for what does not."""
 
+import copy
 import dataclasses
+import inspect
 import math
+import pickle
 import re
 from fractions import Fraction
 from pathlib import Path
@@ -10,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxspec.checks import MAX_INT32
 from jaxspec.config import MAX_SEED, EngineConfig, SamplingParams, SpecConfig
+from jaxspec.sampling_params import UNSUPPORTED
 
 SETTINGS = (SamplingParams, EngineConfig, SpecConfig)
 
@@ -54,11 +59,14 @@ def test_every_field_is_documented_and_checked(settings):
         {"temperature": 0},
         {"temperature": 1e-5},
         {"temperature": 100.0},
+        {"temperature": 1e10},
         {"top_p": 1},
         {"top_p": 1e-6},
+        {"top_p": 5e-324},
         {"top_k": -1},
         {"top_k": 0},
         {"top_k": 50},
+        {"top_k": MAX_INT32},
         {"min_p": 0},
         {"min_p": 0.999},
         {"seed": 0},
@@ -91,7 +99,11 @@ def test_sampling_limits_are_included(values):
         ({"min_p": 1}, ["min_p=1", "[0, 1)", "set 0"]),
         ({"min_p": -0.5}, ["min_p=-0.5", "[0, 1)"]),
         ({"min_p": math.nan}, ["min_p=nan", "finite"]),
-        ({"top_k": -2}, ["top_k=-2", "at least -1", "set -1 or 0"]),
+        ({"temperature": 1e11}, ["temperature=100000000000.0", "at most 1e+10", "set it lower"]),
+        ({"temperature": 1e38}, ["temperature=1e+38", "at most 1e+10"]),
+        ({"temperature": 10**400}, ["temperature=inf", "finite"]),
+        ({"top_k": -2}, ["top_k=-2", "from -1 to 2147483647", "set -1 or 0"]),
+        ({"top_k": 2**31}, ["top_k=2147483648", "from -1 to 2147483647", "set -1 or 0"]),
         ({"seed": -1}, ["seed=-1", "0 to 18446744073709551615"]),
         ({"seed": MAX_SEED + 1}, [f"seed={MAX_SEED + 1}", "0 to"]),
         ({"max_tokens": -1}, ["max_tokens=-1", "at least 0", "set None"]),
@@ -146,6 +158,39 @@ def test_stops_become_tuples_without_repeats_in_order():
     assert SamplingParams(stop=["b", "a", "b"]).stop == ("b", "a")
     assert SamplingParams(stop_token_ids=[7, 2, 7]).stop_token_ids == (7, 2)
     assert SamplingParams().stop == SamplingParams(stop=[]).stop == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"frequency_penalty": 0.5}, "frequency_penalty is not supported in this version; leave it out."),
+        ({"guided_decoding": None}, "guided_decoding is not supported in this version, which has no constrained"),
+        ({"max_new_tokens": 3}, "max_new_tokens: use max_tokens."),
+        ({"temperature": 0, "sampling_seed": 3}, "sampling_seed: use seed."),
+        ({"max_tokns": 3}, "unexpected keyword argument 'max_tokns'"),
+    ],
+)
+def test_arguments_of_other_libraries_are_refused_by_name(values, message):
+    with pytest.raises(TypeError) as error:
+        SamplingParams(**values)
+    assert_says(error, message)
+
+
+def test_arguments_of_other_libraries_name_settings_that_exist():
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert not fields & set(UNSUPPORTED)
+    for reason in UNSUPPORTED.values():
+        instead = re.match(r"use (\w+)", reason)
+        assert instead is None or instead[1] in fields | {"EngineConfig"}
+
+
+def test_sampling_params_stay_an_ordinary_dataclass():
+    params = SamplingParams(temperature=0.5, stop="x")
+    assert pickle.loads(pickle.dumps(params)) == copy.copy(params) == params
+    assert dataclasses.replace(params, top_k=3) == SamplingParams(temperature=0.5, stop="x", top_k=3)
+    with pytest.raises(TypeError, match="best_of is not supported"):
+        dataclasses.replace(params, best_of=2)
+    assert list(inspect.signature(SamplingParams).parameters) == [field.name for field in dataclasses.fields(params)]
 
 
 def test_numbers_of_other_libraries_become_plain_ones():

@@ -8,9 +8,21 @@ import math
 import numbers
 import os
 from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
 
 # What the device's integers hold.
 MAX_INT32 = 2**31 - 1
+
+_Kind = TypeVar("_Kind")
+
+
+def check_instance(name: str, value: object, kind: type[_Kind], *, hint: str = "") -> _Kind:
+    """Returns `value` if it is a `kind`; `hint` ends the message of one that is not."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        end = f"; {hint}." if hint else "."
+        raise TypeError(f"{name}={value!r} must be {article} {kind.__name__}, not {type(value).__name__}{end}")
+    return value
 
 
 def check_bool(name: str, value: object) -> bool:
@@ -53,13 +65,13 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> str:
     return value
 
 
-def check_path(name: str, value: object) -> str:
-    """Returns a path or name as a string that is not empty."""
+def check_path(name: str, value: object, *, hint: str = "leave it out if there is none") -> str:
+    """Returns a path or name as a string that is not empty; `hint` ends the message of an empty one."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name}={value!r} must be a path, not {type(value).__name__}.")
     path = os.fspath(value)
     if not isinstance(path, str) or not path.strip():
-        raise ValueError(f"{name}={path!r} must be a path that is not empty; leave it out if there is none.")
+        raise ValueError(f"{name}={path!r} must be a path that is not empty; {hint}.")
     return path
 
 

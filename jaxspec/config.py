@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxspec.checks import (
     check_bool,
     check_choice,
+    check_instance,
     check_int,
     check_ints,
     check_optional_ints,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from jaxspec.resolve import DraftInfo, SpecPlan, TargetInfo
 
 
-__all__ = ["MAX_LOGPROBS", "MAX_SEED", "EngineConfig", "SamplingParams", "SpecConfig"]
+__all__ = ["MAX_LOGPROBS", "MAX_SEED", "EngineConfig", "SamplingParams", "SpecConfig", "check_settings"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION_BACKENDS = ("auto", "xla")
@@ -205,3 +206,17 @@ class SpecConfig:
         from jaxspec.resolve import resolve
 
         return resolve(self, engine, target, draft, env, **context)
+
+
+def check_settings(spec: object, engine: object) -> tuple[SpecConfig | None, EngineConfig]:
+    """Returns both settings, with the default engine for None.
+
+    Raises:
+        TypeError: one is neither None nor of its class.
+    """
+    if spec is not None:
+        hint = 'set spec=SpecConfig(algorithm="NGRAM"), for example, or None for plain decoding'
+        spec = check_instance("spec", spec, SpecConfig, hint=hint)
+    if engine is None:
+        return spec, EngineConfig()
+    return spec, check_instance("engine", engine, EngineConfig, hint="set engine=EngineConfig(...), or None")

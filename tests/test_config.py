@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxspec.checks import MAX_INT32
-from jaxspec.config import MAX_SEED, EngineConfig, SamplingParams, SpecConfig
+from jaxspec.config import MAX_SEED, EngineConfig, SamplingParams, SpecConfig, check_settings
 from jaxspec.sampling_params import UNSUPPORTED
 
 SETTINGS = (SamplingParams, EngineConfig, SpecConfig)
@@ -283,3 +283,26 @@ def test_spec_values_out_of_range_are_refused(values, parts):
 def test_spec_names_are_normalised():
     spec = SpecConfig(algorithm=" eagle3 ", draft_model=Path("heads") / "one")
     assert (spec.algorithm, spec.draft_model) == ("EAGLE3", "heads/one")
+
+
+def test_settings_of_the_right_class_pass_and_none_is_the_default_engine():
+    spec, engine = SpecConfig(algorithm="NGRAM"), EngineConfig(page_size=8)
+    assert check_settings(spec, engine) == (spec, engine)
+    assert check_settings(None, None) == (None, EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("spec", "engine", "parts"),
+    [
+        ("NGRAM", None, ["spec='NGRAM' must be a SpecConfig, not str", "SpecConfig(algorithm", "None for plain"]),
+        ({}, None, ["spec={} must be a SpecConfig, not dict"]),
+        (SpecConfig, None, ["must be a SpecConfig, not type"]),
+        (EngineConfig(), None, ["must be a SpecConfig, not EngineConfig"]),
+        (None, {}, ["engine={} must be an EngineConfig, not dict", "EngineConfig(...)"]),
+        (None, False, ["engine=False must be an EngineConfig, not bool"]),
+    ],
+)
+def test_settings_of_another_class_are_refused(spec, engine, parts):
+    with pytest.raises(TypeError) as error:
+        check_settings(spec, engine)
+    assert_says(error, *parts)

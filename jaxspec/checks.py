@@ -97,11 +97,11 @@ def check_strings(name: str, values: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(strings))
 
 
-def check_optional_ints(settings: object, lows: Mapping[str, int], hint: str) -> None:
-    """Checks the named fields of a frozen dataclass that are not None against their least values."""
+def check_optional_ints(settings: object, lows: Mapping[str, int], hint: str, *, high: int | None = None) -> None:
+    """Checks the named fields of a frozen dataclass that are not None against their least values, and `high`."""
     for name, low in lows.items():
         if getattr(settings, name) is not None:
-            set_checked(settings, **{name: check_int(name, getattr(settings, name), low=low, hint=hint)})
+            set_checked(settings, **{name: check_int(name, getattr(settings, name), low=low, high=high, hint=hint)})
 
 
 def set_checked(settings: object, **values: object) -> None:

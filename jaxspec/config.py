@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxspec.checks import (
+    MAX_INT32,
     check_bool,
     check_choice,
     check_instance,
@@ -89,13 +90,13 @@ class EngineConfig:
             set_checked(self, chunked_prefill_size=None)
         # A prompt token and an output token are the least that a context and a pool can be for.
         lows = {"max_model_len": 2, "max_total_tokens": 2, "page_size": 1, "max_running_requests": 1}
-        check_optional_ints(self, lows, "set None for the automatic value")
+        check_optional_ints(self, lows, "set None for the automatic value", high=MAX_INT32)
         check_optional_ints(self, {"max_queued_requests": 1, "chunked_prefill_size": 1}, "set None for no limit")
         set_checked(
             self,
-            rounds_per_dispatch=check_int("rounds_per_dispatch", self.rounds_per_dispatch, low=1),
+            rounds_per_dispatch=check_int("rounds_per_dispatch", self.rounds_per_dispatch, low=1, high=MAX_INT32),
             random_seed=check_int("random_seed", self.random_seed, low=0, high=MAX_SEED),
-            max_stop_token_ids=check_int("max_stop_token_ids", self.max_stop_token_ids, low=1),
+            max_stop_token_ids=check_int("max_stop_token_ids", self.max_stop_token_ids, low=1, high=MAX_INT32),
             max_logprobs=check_int("max_logprobs", self.max_logprobs, low=0, high=MAX_LOGPROBS),
         )
         for name in ("disable_overlap_schedule", "enable_dp_attention", "skip_tokenizer_init", "warmup"):
@@ -168,7 +169,7 @@ class SpecConfig:
             set_checked(self, draft_model=check_path("draft_model", self.draft_model))
         # A round verifies the root, which num_draft_tokens counts, and at least one draft.
         lows = {"num_steps": 1, "eagle_topk": 1, "num_draft_tokens": 2}
-        check_optional_ints(self, lows, "leave it out for the automatic value")
+        check_optional_ints(self, lows, "leave it out for the automatic value", high=MAX_INT32)
         check_bool("overlap_trees", self.overlap_trees)
         check_bool("strict", self.strict)
         check_choice("accept_rule", self.accept_rule, ACCEPT_RULES)

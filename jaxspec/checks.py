@@ -43,6 +43,11 @@ def check_int(name: str, value: object, *, low: int, high: int | None = None, hi
     return number
 
 
+def is_token_id(value: object) -> bool:
+    """Whether it can be a token of some vocabulary; files are asked this, so that only plain integers are."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INT32
+
+
 def check_real(name: str, value: object) -> float:
     """Returns `value` as a finite float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

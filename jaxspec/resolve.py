@@ -13,7 +13,7 @@ from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.draft_choice import KNOWN_ALGORITHMS, choose_algorithm, inspect_draft
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
-from jaxspec.sizes import MAX_RUNNING_REQUESTS, Sizes, choose_sizes
+from jaxspec.sizes import MAX_RUNNING_REQUESTS, choose_sizes
 from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, fill_shape
 
 __all__ = ["KNOWN_ALGORITHMS", "MAX_RUNNING_REQUESTS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
@@ -34,6 +34,8 @@ class _Given:
     env: Mapping[str, str]
     available: Collection[str]
     tree_algorithms: Collection[str]
+    page_size_default: int
+    max_total_tokens_default: int
     dtype_default: str
     scan_layers_default: bool
     compilation_cache_dir: str | None
@@ -71,10 +73,8 @@ def resolve(
         env: the environment variables, read once by the caller.
         available: the algorithms of this version, as users name them ("NEXTN" where a target's own head runs).
         tree_algorithms: those that can draft trees, as the plan names them ("EAGLE", not "NEXTN").
-        page_size_default: tokens in a page where `engine` sets none.
+        page_size_default, dtype_default, scan_layers_default: what an open value means on this device.
         max_total_tokens_default: tokens the memory has room for where `engine` sets none.
-        dtype_default: what `engine.dtype="auto"` means on this device.
-        scan_layers_default: what `engine.scan_layers=None` means on this device.
         compilation_cache_dir: the folder that compiled programs are kept in, None where they are not.
 
     Raises:
@@ -89,24 +89,26 @@ def resolve(
         env=env,
         available=available,
         tree_algorithms=tree_algorithms,
+        page_size_default=page_size_default,
+        max_total_tokens_default=max_total_tokens_default,
         dtype_default=dtype_default,
         scan_layers_default=scan_layers_default,
         compilation_cache_dir=compilation_cache_dir,
     )
+    return _resolve(given)
+
+
+def _resolve(given: _Given) -> SpecPlan:
     _check_dp_attention(given)
-    allows_v2(env)  # a value that is neither yes nor no is an error, with speculation or without
+    allows_v2(given.env)  # a value that is neither yes nor no is an error, with speculation or without
     sizes = choose_sizes(
-        engine,
-        target,
+        given.engine,
+        given.target,
         given.notes,
-        speculates=spec is not None,
-        page_size_default=page_size_default,
-        max_total_tokens_default=max_total_tokens_default,
+        speculates=given.spec is not None,
+        page_size_default=given.page_size_default,
+        max_total_tokens_default=given.max_total_tokens_default,
     )
-    return _resolve(given, sizes)
-
-
-def _resolve(given: _Given, sizes: Sizes) -> SpecPlan:
     device = _device_choices(given)
     settings = given.spec or SpecConfig()
     algorithm, shape, rounds_in_flight = "NONE", PLAIN, 0 if given.engine.disable_overlap_schedule else 1

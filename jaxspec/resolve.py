@@ -73,13 +73,11 @@ def resolve(
         env: the environment variables, read once by the caller.
         available: the algorithms of this version, as users name them ("NEXTN" where a target's own head runs).
         tree_algorithms: those that can draft trees, as the plan names them ("EAGLE", not "NEXTN").
-        page_size_default, dtype_default, scan_layers_default: what an open value means on this device.
-        max_total_tokens_default: tokens the memory has room for where `engine` sets none.
+        page_size_default, ..., scan_layers_default: what a value that `engine` leaves open means on this device.
         compilation_cache_dir: the folder that compiled programs are kept in, None where they are not.
 
     Raises:
-        ValueError: the settings contradict each other, the models or this version; or `spec.strict`, and there is a
-            note of a kind that strict refuses.
+        ValueError: the settings contradict each other, the models or this version; or strict refuses a note.
     """
     given = _Given(
         spec=spec,

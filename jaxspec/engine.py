@@ -23,12 +23,10 @@ from jaxspec.verify import Verdict
 
 # Rows of a prefill batch that is not of one row.
 PREFILL_ROWS = 4
-SMALLEST_CHUNK = 64
 
 
 def make_limits(plan: SpecPlan, settings: EngineConfig) -> Limits:
     """Buckets and sizes the scheduler plans within."""
-    max_chunk = min(settings.chunked_prefill_size or plan.max_model_len, plan.max_model_len)
     return Limits(
         max_running=plan.max_running_requests,
         max_queued=settings.max_queued_requests,
@@ -36,20 +34,11 @@ def make_limits(plan: SpecPlan, settings: EngineConfig) -> Limits:
         path_len=plan.path_len,
         rounds_per_dispatch=plan.rounds_per_dispatch,
         rounds_in_flight=plan.rounds_in_flight,
-        row_buckets=tuple(settings.decode_row_buckets or _buckets(1, plan.max_running_requests, factor=2)),
-        chunk_buckets=tuple(settings.prefill_chunk_buckets or _buckets(SMALLEST_CHUNK, max_chunk, factor=4)),
-        max_chunk=max_chunk,
+        row_buckets=plan.decode_row_buckets,
+        chunk_buckets=plan.prefill_chunk_buckets,
+        max_chunk=plan.chunked_prefill_size,
         prefill_rows=min(PREFILL_ROWS, plan.max_running_requests),
     )
-
-
-def _buckets(first: int, last: int, *, factor: int) -> list[int]:
-    """first, factor x first, ... and last: each is a program to compile, and its padding is computed in vain."""
-    sizes = []
-    while first < last:
-        sizes.append(first)
-        first *= factor
-    return [*sizes, last]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.device import (
+    check_pool_fits,
     default_dtype,
     default_pool_tokens,
     default_scan_layers,
@@ -69,14 +70,16 @@ def launch(
         FileNotFoundError: the draft checkpoint or one of its files is missing.
         ValueError: the settings contradict each other, the models, or this version.
     """
-    keep_compiled_programs(settings.compilation_cache_dir)
+    cache_dir = keep_compiled_programs(settings.compilation_cache_dir)
     with contextlib.ExitStack() as stack:
         target, draft = _Source.of(checkpoint, tokenizer), None
         if spec is not None and spec.draft_model is not None:
             opened = stack.enter_context(open_checkpoint(spec.draft_model))
             draft = _Source.of(opened, None if tokenizer is None else opened.load_tokenizer())
-        plan = _resolve(spec, settings, target, draft, env)
+        plan = _resolve(spec, settings, target, draft, env, cache_dir)
         plan.log()
+        configs = [source.config for source in (target, draft) if source is not None]
+        check_pool_fits(configs, plan.dtype, plan.num_pages * plan.page_size)
         program, params = _load(plan, settings, target, draft)
     dtype = jnp.dtype(plan.dtype)
     shape = RunnerShape(
@@ -106,7 +109,12 @@ def warm_up(engine: Engine, progress: bool | None = None) -> None:
 
 
 def _resolve(
-    spec: SpecConfig | None, settings: EngineConfig, target: _Source, draft: _Source | None, env: Mapping[str, str]
+    spec: SpecConfig | None,
+    settings: EngineConfig,
+    target: _Source,
+    draft: _Source | None,
+    env: Mapping[str, str],
+    cache_dir: str | None,
 ) -> SpecPlan:
     dtype = default_dtype() if settings.dtype == "auto" else settings.dtype
     sources = [source for source in (target, draft) if source is not None]
@@ -140,14 +148,14 @@ def _resolve(
         page_size_default=PAGE_SIZE,
         max_total_tokens_default=pool_tokens,
         dtype_default=dtype,
+        scan_layers_default=default_scan_layers(),
+        compilation_cache_dir=cache_dir,
     )
 
 
 def _load(plan: SpecPlan, settings: EngineConfig, target: _Source, draft: _Source | None) -> tuple[Program, Params]:
-    scan = default_scan_layers() if settings.scan_layers is None else settings.scan_layers
-
     def load(source: _Source) -> tuple[Network, tuple]:
-        loaded = load_model(source.checkpoint, dtype=jnp.dtype(plan.dtype), scan_layers=scan)
+        loaded = load_model(source.checkpoint, dtype=jnp.dtype(plan.dtype), scan_layers=plan.scan_layers)
         kind = MODELS[loaded.config.architecture]
         return Network(loaded.config, kind, loaded.graphdef, loaded.treedef), loaded.leaves
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from jaxspec.batches import Progress
 from jaxspec.call import Call, ChunkStream, Prompt, as_prompts, params_for
-from jaxspec.config import EngineConfig, SamplingParams, SpecConfig
+from jaxspec.config import EngineConfig, SamplingParams, SpecConfig, check_settings
 from jaxspec.engine import Engine
 from jaxspec.launch import launch
 from jaxspec.loading.checkpoint import open_checkpoint
@@ -39,6 +39,7 @@ class LLM:
 
     Raises:
         FileNotFoundError: a model or one of its files is missing.
+        TypeError: `model` is no path, or `spec` or `engine` is of another class.
         ValueError: the settings contradict each other, the models, or this version.
     """
 
@@ -49,7 +50,7 @@ class LLM:
         spec: SpecConfig | None = None,
         engine: EngineConfig | None = None,
     ):
-        settings = engine or EngineConfig()
+        spec, settings = check_settings(spec, engine)
         with open_checkpoint(model) as target:
             self.tokenizer: Tokenizer | None = None if settings.skip_tokenizer_init else target.load_tokenizer()
             self._engine: Engine = launch(target, spec, settings, self.tokenizer, os.environ)

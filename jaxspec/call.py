@@ -3,8 +3,11 @@
 import dataclasses
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from jaxspec.batches import Progress
 from jaxspec.config import SamplingParams
@@ -13,35 +16,63 @@ from jaxspec.request import Request, RequestRules, make_requests
 from jaxspec.text import StopHit, TextStream
 from jaxspec.tokenizer import Tokenizer
 
+_BYTES = (bytes, bytearray, memoryview)
+
 Message = dict[str, Any]
-Prompt = str | list[int] | list[Message]
+Prompt = str | list[int] | npt.NDArray[np.integer] | list[Message]
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt, or a list of prompts, as a list of prompts.
 
-    A list whose items are all integers (token ids) or all dicts (chat messages) is one prompt.
+    A list whose items are all integers (token ids) or all dicts (chat messages) is one prompt, and so is a 1-D array
+    of integers. Arrays become lists.
 
     Raises:
-        TypeError: it is neither.
-        ValueError: the list is empty.
+        TypeError: it is neither, or an array is not of integers.
+        ValueError: the list is empty, or an array is not 1-D.
     """
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise TypeError(f"prompts must be a string, token ids, chat messages or a list of these, not {type(prompts)}.")
+    if _is_array(prompts):
+        return [_array_ids(prompts, "prompts")]
+    if isinstance(prompts, _BYTES) or not isinstance(prompts, Sequence):
+        raise TypeError(
+            f"prompts is a {type(prompts).__name__}; give a string, token ids, chat messages or a list of these"
+            + (" (decode bytes first)." if isinstance(prompts, _BYTES) else ".")
+        )
     if not prompts:
         raise ValueError("prompts is an empty list; give at least one prompt (an empty prompt is refused as well).")
     if _is_tokens(prompts) or _is_chat(prompts):
         return [prompts]
-    return cast(list[Prompt], list(prompts))  # each is checked when it is encoded
+    # Each is checked when it is encoded.
+    listed = [_array_ids(item, f"prompt {i}") if _is_array(item) else item for i, item in enumerate(prompts)]
+    return cast(list[Prompt], listed)
+
+
+def _is_array(value: object) -> TypeGuard[npt.ArrayLike]:
+    """Whether it is an array of NumPy or of a library that speaks its protocol; a single number is none."""
+    return hasattr(value, "__array__") and getattr(value, "ndim", 0) > 0
+
+
+def _array_ids(array: npt.ArrayLike, name: str) -> list[int]:
+    """The token ids in an array."""
+    values = np.asarray(array)
+    if values.ndim != 1:
+        raise ValueError(
+            f"{name} is an array of shape {values.shape}; give a 1-D array of token ids for a prompt, and a list of "
+            "them for several."
+        )
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"{name} is an array of {values.dtype}; token ids are integers.")
+    return values.tolist()
 
 
 def _is_tokens(prompt: object) -> TypeGuard[list[int]]:
     """Whether it is a sequence of integers (NumPy's count); an empty one is."""
-    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+    if isinstance(prompt, (str, *_BYTES)) or not isinstance(prompt, Sequence):
         return False
-    return all(hasattr(item, "__index__") and not isinstance(item, bool) for item in prompt)
+    return all(hasattr(item, "__index__") and not isinstance(item, bool) and not _is_array(item) for item in prompt)
 
 
 def _is_chat(prompt: object) -> TypeGuard[list[Message]]:
@@ -53,19 +84,24 @@ def encode_prompt(prompt: Prompt, index: int, tokenizer: Tokenizer | None) -> li
 
     Raises:
         TypeError: it is no prompt.
-        ValueError: it needs a tokenizer and there is none.
+        ValueError: it needs a tokenizer and there is none, or the tokenizer refuses it.
     """
     if _is_tokens(prompt):
         return [int(token) for token in prompt]
-    if not isinstance(prompt, str) and not _is_chat(prompt):
-        kind = type(prompt).__name__
+    if isinstance(prompt, _BYTES) or not (isinstance(prompt, str) or _is_chat(prompt)):
         raise TypeError(
-            f"prompt {index} is a {kind}; give a string, token ids, or chat messages (dicts), not a mixture."
+            f"prompt {index} is a {type(prompt).__name__}; give a string, token ids, or chat messages (dicts), "
+            + ("and decode bytes first." if isinstance(prompt, _BYTES) else "not a mixture.")
         )
     if tokenizer is None:
         kind = "text" if isinstance(prompt, str) else "chat messages"
         raise ValueError(f"prompt {index} is {kind}, and skip_tokenizer_init=True; give token ids.")
-    return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.encode_chat(prompt)
+    try:
+        return tokenizer.encode(prompt) if isinstance(prompt, str) else tokenizer.encode_chat(prompt)
+    except TypeError as error:
+        raise TypeError(f"prompt {index}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"prompt {index}: {error}") from error
 
 
 def params_for(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
@@ -99,6 +135,10 @@ class _Answer:
 class Call:
     """Turns the progress of a call's requests into chunks, and finished prompts into outputs.
 
+    Attributes:
+        ready: chunks that nobody took yet.
+        error: what went wrong while its text was made; it ends the call.
+
     Args:
         prompts: as given.
         params: one for each prompt.
@@ -124,6 +164,7 @@ class Call:
         self._prompts = list(prompts)
         self._tokenizer = tokenizer
         self.ready: deque[StreamChunk] = deque()
+        self.error: Exception | None = None
         self._answers: dict[str, _Answer] = {}
         self._done: list[list[Completion]] = [[] for _ in prompts]
         for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
@@ -131,6 +172,7 @@ class Call:
             made = make_requests(ids, one, rules, request_id=f"{call_id}/{index}", prompt_index=index, rng=rng)
             for request in made:
                 self._answers[request.id] = _Answer(request, self._text_stream(one))
+        self._num_open = len(self._answers)
 
     def _text_stream(self, params: SamplingParams) -> TextStream:
         tokenizer, skip = self._tokenizer, params.skip_special_tokens
@@ -145,7 +187,7 @@ class Call:
     @property
     def is_done(self) -> bool:
         """Whether every prompt has its output among the chunks."""
-        return all(answer.request.is_finished for answer in self._answers.values())
+        return not self._num_open
 
     def take(self, progress: Progress) -> StopHit | None:
         """Adds what a request emitted, and makes its chunk.
@@ -178,6 +220,7 @@ class Call:
             output = self._output(request)
         new = request.output_ids[answer.num_streamed :]
         self._emit(answer, rest, new, finish_reason=request.finish_reason, output=output)
+        self._num_open -= 1
 
     def _emit(
         self,
@@ -207,3 +250,53 @@ class Call:
             prompt_token_ids=list(request.prompt_ids),
             completions=tuple(completions),
         )
+
+
+class ChunkStream(Iterator[StreamChunk]):
+    """The chunks of a call, made as they are asked for.
+
+    Closing it, or dropping its last reference, aborts what is not finished, whether or not a chunk was ever taken.
+
+    Args:
+        call: whose chunks.
+        advance: lets the engine run until it has something for some call.
+        abort: ends what is not finished of the call.
+        abandon: the same, at a time that suits the engine.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        *,
+        advance: Callable[[Call], None],
+        abort: Callable[[Call], None],
+        abandon: Callable[[Call], None],
+    ):
+        self._call: Call | None = call
+        self._advance, self._abort, self._abandon = advance, abort, abandon
+
+    def __next__(self) -> StreamChunk:
+        try:
+            while (call := self._call) is not None:
+                is_done = call.is_done  # before looking for chunks: another thread may be adding the last ones
+                if call.ready:
+                    return call.ready.popleft()
+                if call.error is not None:
+                    raise call.error
+                if is_done:
+                    break
+                self._advance(call)
+        except BaseException:
+            self.close()
+            raise
+        raise StopIteration
+
+    def close(self) -> None:
+        """Aborts what is not finished; no more chunks come."""
+        if self._call is not None:
+            self._abort(self._call)
+            self._call = None
+
+    def __del__(self) -> None:
+        if self._call is not None:
+            self._abandon(self._call)

@@ -7,7 +7,22 @@ Python type and ValueError for a value out of range. Messages say the value, the
 import math
 import numbers
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
+
+# What the device's integers hold.
+MAX_INT32 = 2**31 - 1
+
+_Kind = TypeVar("_Kind")
+
+
+def check_instance(name: str, value: object, kind: type[_Kind], *, hint: str = "") -> _Kind:
+    """Returns `value` if it is a `kind`; `hint` ends the message of one that is not."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        end = f"; {hint}." if hint else "."
+        raise TypeError(f"{name}={value!r} must be {article} {kind.__name__}, not {type(value).__name__}{end}")
+    return value
 
 
 def check_bool(name: str, value: object) -> bool:
@@ -28,11 +43,19 @@ def check_int(name: str, value: object, *, low: int, high: int | None = None, hi
     return number
 
 
+def is_token_id(value: object) -> bool:
+    """Whether it can be a token of some vocabulary; files are asked this, so that only plain integers are."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INT32
+
+
 def check_real(name: str, value: object) -> float:
     """Returns `value` as a finite float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}.")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer that no float holds
+        number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{name}={number} must be a finite number; leave it out for the default.")
     return number
@@ -47,13 +70,13 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> str:
     return value
 
 
-def check_path(name: str, value: object) -> str:
-    """Returns a path or name as a string that is not empty."""
+def check_path(name: str, value: object, *, hint: str = "leave it out if there is none") -> str:
+    """Returns a path or name as a string that is not empty; `hint` ends the message of an empty one."""
     if not isinstance(value, (str, os.PathLike)):
         raise TypeError(f"{name}={value!r} must be a path, not {type(value).__name__}.")
     path = os.fspath(value)
     if not isinstance(path, str) or not path.strip():
-        raise ValueError(f"{name}={path!r} must be a path that is not empty; leave it out if there is none.")
+        raise ValueError(f"{name}={path!r} must be a path that is not empty; {hint}.")
     return path
 
 
@@ -77,3 +100,16 @@ def check_strings(name: str, values: object) -> tuple[str, ...]:
         if not string:
             raise ValueError(f"{name}[{i}]='' is empty and would stop every text at once; leave it out.")
     return tuple(dict.fromkeys(strings))
+
+
+def check_optional_ints(settings: object, lows: Mapping[str, int], hint: str, *, high: int | None = None) -> None:
+    """Checks the named fields of a frozen dataclass that are not None against their least values, and `high`."""
+    for name, low in lows.items():
+        if getattr(settings, name) is not None:
+            set_checked(settings, **{name: check_int(name, getattr(settings, name), low=low, high=high, hint=hint)})
+
+
+def set_checked(settings: object, **values: object) -> None:
+    """Writes checked values back into a frozen dataclass while it is being built."""
+    for name, value in values.items():
+        object.__setattr__(settings, name, value)

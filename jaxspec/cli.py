@@ -8,13 +8,18 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from jaxspec import sglang_flags
-from jaxspec.config import ACCEPT_RULES, ATTENTION_BACKENDS, DTYPES, EngineConfig, SamplingParams, SpecConfig
+from jaxspec.config import ATTENTION_BACKENDS, DTYPES, EngineConfig, SamplingParams, SpecConfig
+from jaxspec.draft_choice import AVAILABLE_ACCEPT_RULES
 
 _NOT_GIVEN: Any = argparse.SUPPRESS
+# How jax's error for an allocation that fails begins; its class is not known here, where jax is not imported.
+_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"
+# What a script says about flags that it sets itself, by the name of the setting.
+Reasons = Mapping[str, str]
 
 
 def build_parser(description: str | None = None) -> argparse.ArgumentParser:
@@ -29,20 +34,20 @@ def add_model_flags(parser: argparse.ArgumentParser, *, default: str | None = No
     group.add_argument("--model-path", "--model", dest="model", default=default, required=default is None, help=text)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `EngineConfig`."""
-    group = _Group(parser, "engine", EngineConfig)
-    group.value("max_model_len", int, "most tokens of a prompt and its output", "--context-length")
-    group.value("page_size", int, "tokens in a page of the KV cache")
-    group.value("max_total_tokens", int, "tokens the KV pool holds")
-    group.value("max_running_requests", int, "completions decoded together")
-    group.value("max_queued_requests", int, "completions that may wait")
-    group.value("chunked_prefill_size", int, "prompt tokens computed in one step; -1 is the whole prompt")
+def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = None) -> None:
+    """Adds the flags of `EngineConfig`; those in `refused` are hidden, and an error with the reason."""
+    group = _Group(parser, "engine", EngineConfig, refused)
+    group.value("max_model_len", _int, "most tokens of a prompt and its output", "--context-length")
+    group.value("page_size", _int, "tokens in a page of the KV cache")
+    group.value("max_total_tokens", _int, "tokens the KV pool holds")
+    group.value("max_running_requests", _int, "completions decoded together")
+    group.value("max_queued_requests", _int, "completions that may wait")
+    group.value("chunked_prefill_size", _int, "prompt tokens computed in one step; -1 is the whole prompt")
     group.value("decode_row_buckets", _ints, "batch sizes that decoding is compiled for, e.g. 1,4,16")
     group.value("prefill_chunk_buckets", _ints, "chunk lengths that prefill is compiled for, e.g. 64,512")
-    group.value("rounds_per_dispatch", int, "rounds the device runs before the host looks")
+    group.value("rounds_per_dispatch", _int, "rounds the device runs before the host looks")
     group.switch("disable_overlap_schedule", "wait for each round (v1) instead of overlapping one (v2)")
-    group.switch("enable_dp_attention", "data-parallel attention; not in this version")
+    group.switch("enable_dp_attention", "data-parallel attention (not in this version)")
     group.switch("skip_tokenizer_init", "run on token ids alone")
     group.value("random_seed", int, "draws the seeds of requests that bring none")
     group.value("dtype", str, f"of weights, activations and caches: {', '.join(DTYPES)}")
@@ -51,24 +56,24 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group.toggle("progress", "show progress bars (automatic: only on a terminal)")
     group.toggle("scan_layers", "stack equal layers and scan over them (automatic)")
     group.value("compilation_cache_dir", _or_none(str), "where compiled programs are kept; none keeps none")
-    group.value("max_stop_token_ids", int, "most stop ids a request may have")
-    group.value("max_logprobs", int, "most top log-probabilities a request may ask for")
+    group.value("max_stop_token_ids", _int, "most stop ids a request may have")
+    group.value("max_logprobs", _int, "most top log-probabilities a request may ask for")
 
 
 def add_spec_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `SpecConfig`, and SGLang's others, which `spec_config` refuses by name."""
     group = _Group(parser, "speculation", SpecConfig)
-    group.sglang("algorithm", str, "draft method, e.g. NGRAM, STANDALONE, EAGLE3; without it, plain decoding")
+    group.sglang("algorithm", str, "draft method: NGRAM or STANDALONE; without it, plain decoding")
     group.sglang("draft_model_path", str, "checkpoint that drafts", sglang_flags.flag_of("draft_model"))
-    group.sglang("num_steps", int, "longest draft path, in tokens")
-    group.sglang("eagle_topk", int, "branches kept per step; 1 is a chain")
-    group.sglang("num_draft_tokens", int, "nodes a round verifies, root included")
-    group.sglang("ngram_min_match_window_size", int, "shortest suffix that NGRAM looks up", "--ngram-min-match")
-    group.sglang("ngram_max_match_window_size", int, "longest suffix that NGRAM looks up", "--ngram-max-match")
+    group.sglang("num_steps", _int, "longest draft path, in tokens")
+    group.sglang("eagle_topk", _int, "branches kept per step: 1, a chain (trees are not in this version)")
+    group.sglang("num_draft_tokens", _int, "nodes a round verifies, root included")
+    group.sglang("ngram_min_match_window_size", _int, "shortest suffix that NGRAM looks up", "--ngram-min-match")
+    group.sglang("ngram_max_match_window_size", _int, "longest suffix that NGRAM looks up", "--ngram-max-match")
     for name in sglang_flags.THRESHOLDS:
         group.sglang(name, float, "1, or left out: a lower threshold is lossy and refused")
-    group.value("accept_rule", str, f"one of {', '.join(ACCEPT_RULES)}")
-    group.switch("overlap_trees", "let draft trees run on the overlapped schedule (v2)")
+    group.value("accept_rule", str, f"{' or '.join(AVAILABLE_ACCEPT_RULES)} (lossy rules are not in this version)")
+    group.switch("overlap_trees", "let draft trees run on the overlapped schedule, v2 (trees are not in this version)")
     group.switch("strict", "refuse to start where a setting was overridden or has no effect, or v1 replaces v2")
     # Known, so that they are refused with a reason and not as unrecognised; hidden, so that nobody is sent to them.
     for name in sglang_flags.REFUSED:
@@ -77,23 +82,24 @@ def add_spec_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, dest=dest, nargs="?", const=True, type=_literal, default=_NOT_GIVEN, help=text)
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `SamplingParams`."""
-    group = _Group(parser, "sampling", SamplingParams)
+def add_sampling_flags(parser: argparse.ArgumentParser, refused: Reasons | None = None, **defaults: Any) -> None:
+    """Adds the flags of `SamplingParams`, with a script's own `defaults`; `refused` is as in `add_engine_flags`."""
+    parser.set_defaults(**defaults)
+    group = _Group(parser, "sampling", SamplingParams, refused, **defaults)
     group.value("temperature", float, "0 is greedy")
     group.value("top_p", float, "keeps the smallest set of tokens with this probability; 1 is off")
-    group.value("top_k", int, "keeps the k likeliest tokens; -1 is off")
+    group.value("top_k", _int, "keeps the k likeliest tokens; -1 is off")
     group.value("min_p", float, "drops tokens below this fraction of the likeliest one's probability; 0 is off")
     group.value("seed", int, "makes sampled output repeatable")
     group.value(
-        "max_tokens", _or_none(int), "most tokens to emit; none is up to the context length", "--max-new-tokens"
+        "max_tokens", _or_none(_int), "most tokens to emit; none is up to the context length", "--max-new-tokens"
     )
-    group.value("min_tokens", int, "no stop token ends the output before this many", "--min-new-tokens")
+    group.value("min_tokens", _int, "no stop token ends the output before this many", "--min-new-tokens")
     group.value("stop", str, "a string that ends the output; may be given several times", action="append")
     group.value("stop_token_ids", _ints, "token ids that end the output, e.g. 2,7", action="extend")
     group.switch("ignore_eos", "emit the model's own end-of-text tokens like any other")
-    group.value("n", int, "completions per prompt")
-    group.value("logprobs", int, "0 gives the emitted tokens' log-probabilities, k the k likeliest tokens' as well")
+    group.value("n", _int, "completions per prompt")
+    group.value("logprobs", _int, "0 gives the emitted tokens' log-probabilities, k the k likeliest tokens' as well")
     group.toggle("skip_special_tokens", "leave special tokens out of the text")
     group.toggle("include_stop_str_in_output", "keep the stop string in the text")
 
@@ -126,10 +132,18 @@ def spec_config(args: argparse.Namespace) -> SpecConfig | None:
     return SpecConfig.from_sglang(algorithm=args.speculative_algorithm, **flags)
 
 
+def count(text: str) -> int:
+    """Reads a number from 1 up."""
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 up")
+    return int(text)
+
+
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Runs a script and exits with its status, with one line on stderr for what the user can mend.
 
-    A bad setting or file exits with 2, Ctrl-C with 130, and a reader that went away (`| head`) with 141 and no word.
+    A bad setting or file, and sizes that do not fit into memory, exit with 2, Ctrl-C with 130, and a reader that went
+    away (`| head`) with 141 and no word.
     """
     try:
         status = main() or 0
@@ -140,19 +154,50 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         status = 141
     except KeyboardInterrupt:
         status = 130
-    except (ValueError, OSError) as error:
-        logging.getLogger("jaxspec").debug("where the error was raised:", exc_info=True)
-        print(f"error: {error}", file=sys.stderr)
-        status = 2
+    except (ValueError, TypeError, OSError) as error:
+        status = _report(error)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith(_OUT_OF_MEMORY):
+            raise
+        sizes = "--max-running-requests, --context-length or --max-total-tokens"
+        status = _report(error, f"; the memory is full: use a smaller model, or lower {sizes}.")
     sys.exit(status)
+
+
+def _report(error: Exception, hint: str = "") -> int:
+    """Prints an error on one line, and returns the exit status."""
+    logging.getLogger("jaxspec").debug("where the error was raised:", exc_info=True)
+    text = " ".join(str(error).splitlines()).strip() or type(error).__name__
+    print(f"error: {text.rstrip('.') if hint else text}{hint}", file=sys.stderr)
+    return 2
+
+
+class _Refuse(argparse.Action):
+    """A flag that is known, so that it is refused with a reason and not as unrecognised."""
+
+    def __init__(self, option_strings: list[str], dest: str, *, reason: str, **_: Any):
+        # Taken with or without a value: the reason counts, not how the flag was written.
+        super().__init__(option_strings, dest, nargs="?", default=_NOT_GIVEN, help=argparse.SUPPRESS)
+        self._reason = reason
+
+    def __call__(self, *_: Any) -> NoReturn:
+        raise argparse.ArgumentError(self, f"it has no effect here: {self._reason}")
 
 
 class _Group:
     """A group of flags for the fields of one settings class."""
 
-    def __init__(self, parser: argparse.ArgumentParser, title: str, settings: Any):
+    def __init__(
+        self,
+        parser: argparse.ArgumentParser,
+        title: str,
+        settings: Any,
+        refused: Reasons | None = None,
+        **defaults: Any,
+    ):
         self._group = parser.add_argument_group(title)
-        self._defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+        self._refused = refused or {}
+        self._defaults = {field.name: field.default for field in dataclasses.fields(settings)} | defaults
 
     def value(
         self, name: str, parse: Callable[[str], Any], text: str, flag: str | None = None, *, action: str = "store"
@@ -160,9 +205,7 @@ class _Group:
         """Adds a flag with a value."""
         flag, text = flag or _flag(name), self._with_default(name, text)
         metavar = _metavar(parse)
-        self._group.add_argument(
-            flag, dest=name, type=parse, action=action, default=_NOT_GIVEN, metavar=metavar, help=text
-        )
+        self._add(flag, name, type=parse, action=action, metavar=metavar, help=text)
 
     def sglang(self, name: str, parse: Callable[[str], Any], text: str, *aliases: str) -> None:
         """Adds a speculative flag under SGLang's name, and under others."""
@@ -174,13 +217,20 @@ class _Group:
 
     def switch(self, name: str, text: str) -> None:
         """Adds a flag that switches something on."""
-        self._group.add_argument(_flag(name), dest=name, action="store_true", default=_NOT_GIVEN, help=text)
+        self._add(_flag(name), name, action="store_true", help=text)
 
     def toggle(self, name: str, text: str) -> None:
         """Adds a pair of flags, --x and --no-x."""
         action = argparse.BooleanOptionalAction
         text = self._with_default(name, text)
-        self._group.add_argument(_flag(name), dest=name, action=action, default=_NOT_GIVEN, help=text)
+        self._add(_flag(name), name, action=action, help=text)
+
+    def _add(self, flag: str, name: str, **how: Any) -> None:
+        if name in self._refused:
+            flags = [flag, *(["--no-" + flag.removeprefix("--")] * (how["action"] is argparse.BooleanOptionalAction))]
+            self._group.add_argument(*flags, dest=name, action=_Refuse, reason=self._refused[name])
+        else:
+            self._group.add_argument(flag, dest=name, default=_NOT_GIVEN, **how)
 
     def _with_default(self, name: str, text: str) -> str:
         default = self._defaults.get(name)
@@ -193,17 +243,28 @@ def _given(args: argparse.Namespace, settings: Any) -> dict[str, Any]:
 
 
 def _metavar(parse: Callable[[str], Any]) -> str:
-    return {"int": "N", "float": "X", "_ints": "N,N,..."}.get(parse.__name__, "TEXT")
+    return {"int": "N", "count": "N", "float": "X", "_ints": "N,N,..."}.get(parse.__name__, "TEXT")
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _int(text: str) -> int:
+    """Reads a number that fits into the device's 32 bits."""
+    value = int(text)
+    if not -(2**31) <= value < 2**31:
+        raise argparse.ArgumentTypeError(f"{text} does not fit into 32 bits; the most is {2**31 - 1}")
+    return value
+
+
+_int.__name__ = "int"  # argparse names the type in its message
+
+
 def _ints(text: str) -> list[int]:
     """Reads `1,4,16`."""
     try:
-        return [int(part) for part in text.split(",")]
+        return [_int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as 1,4,16") from None
 

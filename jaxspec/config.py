@@ -5,117 +5,28 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxspec.checks import check_bool, check_choice, check_int, check_ints, check_path, check_real, check_strings
+from jaxspec.checks import (
+    MAX_INT32,
+    check_bool,
+    check_choice,
+    check_instance,
+    check_int,
+    check_ints,
+    check_optional_ints,
+    check_path,
+    set_checked,
+)
+from jaxspec.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
 
 if TYPE_CHECKING:
     from jaxspec.resolve import DraftInfo, SpecPlan, TargetInfo
 
-MAX_LOGPROBS = 20
-MAX_SEED = 2**64 - 1
-# Below this, logits divided by the temperature leave the range of float32, so that nothing but 0 means greedy.
-MIN_TEMPERATURE = 1e-5
+
+__all__ = ["MAX_LOGPROBS", "MAX_SEED", "EngineConfig", "SamplingParams", "SpecConfig", "check_settings"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION_BACKENDS = ("auto", "xla")
 ACCEPT_RULES = ("coupled", "rejection", "target_only", "typical")
-
-
-def _replace(settings: object, **values: object) -> None:
-    """Writes checked values back into a frozen dataclass while it is being built."""
-    for name, value in values.items():
-        object.__setattr__(settings, name, value)
-
-
-def _check_optional_ints(settings: object, lows: Mapping[str, int], hint: str) -> None:
-    """Checks the named fields that are not None against their least values."""
-    for name, low in lows.items():
-        if getattr(settings, name) is not None:
-            _replace(settings, **{name: check_int(name, getattr(settings, name), low=low, hint=hint)})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How one prompt is continued.
-
-    Attributes:
-        temperature: 0 is greedy, else at least 1e-5.
-        top_p: keeps the smallest set of tokens whose probability reaches it, in (0, 1]; 1 is off.
-        top_k: keeps the k likeliest tokens; -1 and 0 are off.
-        min_p: drops tokens below this fraction of the likeliest one's probability, in [0, 1); 0 is off.
-        seed: makes a sampled output repeatable; None lets the engine draw one.
-        max_tokens: most tokens to emit; None is up to the context length.
-        min_tokens: no stop token ends the output before this many tokens.
-        stop: a string, or strings, that end the output. A tuple once built.
-        stop_token_ids: token ids that end the output, besides the model's own. A tuple once built.
-        ignore_eos: whether the model's own end-of-text tokens are emitted like any other.
-        n: completions per prompt.
-        logprobs: None is none, 0 the emitted token's, k the k likeliest tokens' as well.
-        skip_special_tokens: whether special tokens are left out of the text.
-        include_stop_str_in_output: whether the text keeps the stop string that ended it.
-
-    Raises:
-        TypeError: a value has the wrong Python type.
-        ValueError: a value is out of range, or two values contradict each other.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 128
-    min_tokens: int = 0
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    n: int = 1
-    logprobs: int | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-
-    def __post_init__(self) -> None:
-        self._check_law()
-        _replace(
-            self,
-            min_tokens=check_int("min_tokens", self.min_tokens, low=0),
-            stop=check_strings("stop", self.stop),
-            stop_token_ids=check_ints("stop_token_ids", self.stop_token_ids, low=0),
-            n=check_int("n", self.n, low=1),
-        )
-        if self.seed is not None:
-            _replace(self, seed=check_int("seed", self.seed, low=0, high=MAX_SEED))
-        _check_optional_ints(self, {"max_tokens": 0}, "set None to go on up to the context length")
-        if self.logprobs is not None:
-            hint = "set None for no log-probabilities"
-            _replace(self, logprobs=check_int("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS, hint=hint))
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
-            check_bool(name, getattr(self, name))
-        self._check_agreement()
-
-    def _check_law(self) -> None:
-        """Checks the values that shape the distribution a token is drawn from."""
-        temperature = check_real("temperature", self.temperature)
-        top_p, min_p = check_real("top_p", self.top_p), check_real("min_p", self.min_p)
-        if temperature != 0 and temperature < MIN_TEMPERATURE:
-            raise ValueError(f"temperature={temperature} must be 0 or at least {MIN_TEMPERATURE}; set 0 for greedy.")
-        if not 0 < top_p <= 1:
-            raise ValueError(f"top_p={top_p} must be in (0, 1]; set 1 to switch it off.")
-        if not 0 <= min_p < 1:
-            raise ValueError(f"min_p={min_p} must be in [0, 1); set 0 to switch it off, or temperature=0 for greedy.")
-        top_k = check_int("top_k", self.top_k, low=-1, hint="set -1 or 0 to switch it off")
-        _replace(self, temperature=temperature, top_p=top_p, min_p=min_p, top_k=top_k)
-
-    def _check_agreement(self) -> None:
-        """Checks values that are right alone and wrong together."""
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; "
-                f"set max_tokens to at least {self.min_tokens}, or min_tokens lower."
-            )
-        if self.n > 1 and self.temperature == 0:
-            raise ValueError(
-                f"n={self.n} with temperature=0 gives {self.n} equal completions; set n=1 or a temperature."
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,16 +87,16 @@ class EngineConfig:
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.chunked_prefill_size == -1:
-            _replace(self, chunked_prefill_size=None)
+            set_checked(self, chunked_prefill_size=None)
         # A prompt token and an output token are the least that a context and a pool can be for.
         lows = {"max_model_len": 2, "max_total_tokens": 2, "page_size": 1, "max_running_requests": 1}
-        _check_optional_ints(self, lows, "set None for the automatic value")
-        _check_optional_ints(self, {"max_queued_requests": 1, "chunked_prefill_size": 1}, "set None for no limit")
-        _replace(
+        check_optional_ints(self, lows, "set None for the automatic value", high=MAX_INT32)
+        check_optional_ints(self, {"max_queued_requests": 1, "chunked_prefill_size": 1}, "set None for no limit")
+        set_checked(
             self,
-            rounds_per_dispatch=check_int("rounds_per_dispatch", self.rounds_per_dispatch, low=1),
+            rounds_per_dispatch=check_int("rounds_per_dispatch", self.rounds_per_dispatch, low=1, high=MAX_INT32),
             random_seed=check_int("random_seed", self.random_seed, low=0, high=MAX_SEED),
-            max_stop_token_ids=check_int("max_stop_token_ids", self.max_stop_token_ids, low=1),
+            max_stop_token_ids=check_int("max_stop_token_ids", self.max_stop_token_ids, low=1, high=MAX_INT32),
             max_logprobs=check_int("max_logprobs", self.max_logprobs, low=0, high=MAX_LOGPROBS),
         )
         for name in ("disable_overlap_schedule", "enable_dp_attention", "skip_tokenizer_init", "warmup"):
@@ -194,7 +105,7 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 check_bool(name, getattr(self, name))
         if self.compilation_cache_dir is not None:
-            _replace(self, compilation_cache_dir=check_path("compilation_cache_dir", self.compilation_cache_dir))
+            set_checked(self, compilation_cache_dir=check_path("compilation_cache_dir", self.compilation_cache_dir))
         self._check_buckets()
 
     def _check_buckets(self) -> None:
@@ -212,7 +123,7 @@ class EngineConfig:
                     f"{name}={list(buckets)} ends below {limit_name}={limit}; "
                     f"add a bucket of at least {limit}, or set {limit_name}={buckets[-1]}."
                 )
-            _replace(self, **{name: buckets})
+            set_checked(self, **{name: buckets})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,12 +164,12 @@ class SpecConfig:
         algorithm = self.algorithm.strip().upper()
         if algorithm in ("", "NONE"):
             raise ValueError(f"algorithm={self.algorithm!r} names no draft method; pass spec=None for plain decoding.")
-        _replace(self, algorithm=algorithm)
+        set_checked(self, algorithm=algorithm)
         if self.draft_model is not None:
-            _replace(self, draft_model=check_path("draft_model", self.draft_model))
+            set_checked(self, draft_model=check_path("draft_model", self.draft_model))
         # A round verifies the root, which num_draft_tokens counts, and at least one draft.
         lows = {"num_steps": 1, "eagle_topk": 1, "num_draft_tokens": 2}
-        _check_optional_ints(self, lows, "leave it out for the automatic value")
+        check_optional_ints(self, lows, "leave it out for the automatic value", high=MAX_INT32)
         check_bool("overlap_trees", self.overlap_trees)
         check_bool("strict", self.strict)
         check_choice("accept_rule", self.accept_rule, ACCEPT_RULES)
@@ -269,7 +180,7 @@ class SpecConfig:
                 f"ngram_min_match={shortest} is more than ngram_max_match={longest}; "
                 f"set ngram_max_match to at least {shortest}."
             )
-        _replace(self, ngram_min_match=shortest, ngram_max_match=longest)
+        set_checked(self, ngram_min_match=shortest, ngram_max_match=longest)
 
     @classmethod
     def from_sglang(cls, **flags: object) -> "SpecConfig":
@@ -296,3 +207,17 @@ class SpecConfig:
         from jaxspec.resolve import resolve
 
         return resolve(self, engine, target, draft, env, **context)
+
+
+def check_settings(spec: object, engine: object) -> tuple[SpecConfig | None, EngineConfig]:
+    """Returns both settings, with the default engine for None.
+
+    Raises:
+        TypeError: one is neither None nor of its class.
+    """
+    if spec is not None:
+        hint = 'set spec=SpecConfig(algorithm="NGRAM"), for example, or None for plain decoding'
+        spec = check_instance("spec", spec, SpecConfig, hint=hint)
+    if engine is None:
+        return spec, EngineConfig()
+    return spec, check_instance("engine", engine, EngineConfig, hint="set engine=EngineConfig(...), or None")

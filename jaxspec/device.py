@@ -2,6 +2,7 @@
 
 import logging
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,25 +69,68 @@ def default_pool_tokens(models: Sequence[tuple[type[Any], Any]], dtype: str, wei
     return min(tokens, most)
 
 
-def keep_compiled_programs(folder: str | os.PathLike[str] | None) -> None:
+def check_pool_fits(models: Sequence[tuple[type[Any], Any]], dtype: str, tokens: int) -> None:
+    """Refuses KV pools that are larger than the memory of this device, weights left aside.
+
+    Args:
+        models: class and config of every model that has a cache.
+        dtype: of the caches.
+        tokens: that the pools hold.
+
+    Raises:
+        ValueError: the pools do not fit.
+    """
+    each, memory = bytes_per_token(models, dtype), _memory_bytes()
+    if memory is not None and tokens * each > memory:
+        raise ValueError(
+            f"max_total_tokens={tokens} needs {tokens * each / 2**30:.1f} GiB for the KV cache, and this device has "
+            f"{memory / 2**30:.1f} GiB; set it to less than {memory // each}, or None for the automatic value."
+        )
+
+
+def _memory_bytes() -> int | None:
+    """Bytes of the memory that pools lie in, None where nothing tells."""
+    if on_cpu():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+
+
+def keep_compiled_programs(folder: str | os.PathLike[str] | None) -> str | None:
     """Turns on JAX's persistent compilation cache: in `folder`, or the user's cache folder for "auto"; None is off.
 
     A folder that was configured through JAX itself wins over "auto". Where the user's cache folder cannot be written,
     a warning says so and programs are compiled at every start.
+
+    Returns:
+        The folder in use, None where programs are not kept.
+
+    Raises:
+        ValueError: `folder` cannot be written.
     """
+    jax.config.update("jax_enable_compilation_cache", folder is not None)
     if folder is None:
-        jax.config.update("jax_enable_compilation_cache", False)
-        return
-    jax.config.update("jax_enable_compilation_cache", True)
-    if folder == "auto":
-        if getattr(jax.config, "jax_compilation_cache_dir", None):
-            return
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(base) / "jaxspec" / "programs"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        return None
+    is_automatic = folder == "auto"
+    configured = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if is_automatic and configured:
+        return configured
+    place = _user_cache() if is_automatic else Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        if is_automatic:
             _LOGGER.warning("compiled programs are not kept (%s); set compilation_cache_dir", error)
-            return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+            return None
+        raise ValueError(
+            f"compilation_cache_dir={os.fspath(folder)!r} is no folder that can be written ({error.strerror}); "
+            "set another one, or None to keep no compiled programs."
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", os.fspath(place))
+    return os.fspath(place)
+
+
+def _user_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "jaxspec" / "programs"

@@ -1,8 +1,10 @@
 """The engine: the loop that keeps the device busy while the host does its books. The one file that knows both sides."""
 
+import contextlib
 import dataclasses
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,12 +23,10 @@ from jaxspec.verify import Verdict
 
 # Rows of a prefill batch that is not of one row.
 PREFILL_ROWS = 4
-SMALLEST_CHUNK = 64
 
 
 def make_limits(plan: SpecPlan, settings: EngineConfig) -> Limits:
     """Buckets and sizes the scheduler plans within."""
-    max_chunk = min(settings.chunked_prefill_size or plan.max_model_len, plan.max_model_len)
     return Limits(
         max_running=plan.max_running_requests,
         max_queued=settings.max_queued_requests,
@@ -34,20 +34,11 @@ def make_limits(plan: SpecPlan, settings: EngineConfig) -> Limits:
         path_len=plan.path_len,
         rounds_per_dispatch=plan.rounds_per_dispatch,
         rounds_in_flight=plan.rounds_in_flight,
-        row_buckets=tuple(settings.decode_row_buckets or _buckets(1, plan.max_running_requests, factor=2)),
-        chunk_buckets=tuple(settings.prefill_chunk_buckets or _buckets(SMALLEST_CHUNK, max_chunk, factor=4)),
-        max_chunk=max_chunk,
+        row_buckets=plan.decode_row_buckets,
+        chunk_buckets=plan.prefill_chunk_buckets,
+        max_chunk=plan.chunked_prefill_size,
         prefill_rows=min(PREFILL_ROWS, plan.max_running_requests),
     )
-
-
-def _buckets(first: int, last: int, *, factor: int) -> list[int]:
-    """first, factor x first, ... and last: each is a program to compile, and its padding is computed in vain."""
-    sizes = []
-    while first < last:
-        sizes.append(first)
-        first *= factor
-    return [*sizes, last]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +55,9 @@ class Engine:
     `step` dispatches what can be dispatched and then reads what is due: everything but the last `rounds_in_flight`
     dispatches. With 0 (v1) the device idles while the host works; with 1 (v2) it runs the next round meanwhile.
 
+    An exception within a step, an interrupt for instance, leaves the books and the device at odds. The engine is of no
+    use then, and says so at every later call: it never goes on with wrong tokens. A closed engine does the same.
+
     Args:
         runner: the device.
         plan: the resolved plan.
@@ -75,6 +69,7 @@ class Engine:
         self._runner = runner
         self._scheduler = Scheduler(self.limits, PagePool(plan.num_pages, plan.page_size))
         self._in_flight: deque[_Dispatch] = deque()
+        self._unusable: str | None = None  # why
 
     @property
     def metrics(self) -> EngineMetrics:
@@ -103,28 +98,61 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises ValueError if a request could never run; see `Limits.check_fits`."""
+        self._check_usable()
         self.limits.check_fits(request, self._scheduler.pool)
 
     def add(self, request: Request) -> Progress | None:
         """Queues a request; see `Scheduler.add`."""
+        self._check_usable()
         return self._scheduler.add(request)
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request with what is known of it; False when there is none of this id."""
-        return self._scheduler.abort(request_id)
+        """Ends a request with what is known of it; False when there is none of this id, or the engine is of no use."""
+        return self._unusable is None and self._scheduler.abort(request_id)
 
     def finish(self, request: Request, reason: FinishReason, keep: int, stop_reason: str | None) -> None:
         """Ends a request from the host, cutting its output to `keep` tokens (a stop string was found)."""
+        self._check_usable()
         self._scheduler.finish(request, reason, keep=keep, stop_reason=stop_reason)
 
     def close(self) -> None:
-        """Drops what is in flight and frees the device state; the engine is of no use afterwards."""
+        """Drops what is in flight and frees the device memory; the engine is of no use afterwards."""
+        self._unusable = "is closed"
         self._in_flight.clear()
         self._runner.close()
 
+    @contextlib.contextmanager
+    def intact(self) -> Iterator[None]:
+        """A block that has to run to its end: an exception in it makes the engine unusable.
+
+        Raises:
+            RuntimeError: the engine is unusable already; the message says why.
+        """
+        self._check_usable()
+        try:
+            yield
+        except BaseException as error:
+            self._unusable = self._unusable or f"failed in a step ({type(error).__name__}: {error})"
+            raise
+
     def step(self) -> list[Progress]:
-        """Dispatches a prefill and a decode where there is one, then reads what is due."""
+        """Dispatches a prefill and a decode where there is one, then reads what is due.
+
+        Raises:
+            RuntimeError: the engine is closed, or failed in an earlier step.
+        """
+        with self.intact():
+            return self._step()
+
+    def _check_usable(self) -> None:
+        if self._unusable is not None:
+            raise RuntimeError(f"this LLM {self._unusable}; make a new one.")
+
+    def _step(self) -> list[Progress]:
         dispatched = [self._prefill(), self._decode()]
+        if not any(dispatched) and not self._in_flight and self._scheduler.has_work:
+            running, waiting = self._scheduler.num_running, self._scheduler.num_waiting
+            raise RuntimeError(f"nothing can run: {running} requests have rows, {waiting} wait.")
         keep = self.plan.rounds_in_flight if any(dispatched) else 0
         progress: list[Progress] = []
         while len(self._in_flight) > keep:

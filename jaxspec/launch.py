@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.device import (
+    check_pool_fits,
     default_dtype,
     default_pool_tokens,
     default_scan_layers,
@@ -25,6 +26,7 @@ from jaxspec.resolve import MAX_RUNNING_REQUESTS, resolve
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.step import Params, Program
 from jaxspec.tokenizer import Tokenizer
+from jaxspec.turns import DeferredInterrupt
 
 # Tokens in a page. On the CPU 64 to 128 is flat, 16 costs 40 % and 1 doubles the attention of a round.
 PAGE_SIZE = 64
@@ -50,14 +52,16 @@ def launch(
         FileNotFoundError: the draft checkpoint or one of its files is missing.
         ValueError: the settings contradict each other, the models, or this version.
     """
-    keep_compiled_programs(settings.compilation_cache_dir)
+    cache_dir = keep_compiled_programs(settings.compilation_cache_dir)
     with contextlib.ExitStack() as stack:
         target = ModelSource.of(checkpoint, tokenizer)
         draft = _open_draft(spec, target, tokenizer is not None, stack)
-        plan = _resolve(spec, settings, target, draft, env)
+        plan = _resolve(spec, settings, target, draft, env, cache_dir)
         if draft is not None:
             plan = dataclasses.replace(plan, notes=(*plan.notes, *draft.notes))
         plan.log()
+        models = [source.model for source in (target, draft) if source is not None]
+        check_pool_fits(models, plan.dtype, plan.num_pages * plan.page_size)
         program, params = _load(plan, settings, target, draft)
     dtype = jnp.dtype(plan.dtype)
     shape = RunnerShape(
@@ -79,7 +83,10 @@ def warm_up(engine: Engine, progress: bool | None = None) -> None:
     programs = engine.warmup_programs()
     disable = None if progress is None else not progress  # tqdm's None is "no terminal, no bar"
     with tqdm(total=len(programs), desc="Compiling", unit="program", disable=disable, leave=False) as bar:
-        for _ in engine.runner.warm_up(programs):
+        warmed = engine.runner.warm_up(programs)
+        for _ in programs:
+            with DeferredInterrupt():  # one that arrives within a compilation may be lost in it
+                next(warmed)
             bar.update()
 
 
@@ -99,6 +106,7 @@ def _resolve(
     target: ModelSource,
     draft: DraftSource | None,
     env: Mapping[str, str],
+    cache_dir: str | None,
 ) -> SpecPlan:
     dtype = default_dtype() if settings.dtype == "auto" else settings.dtype
     sources = [source for source in (target, draft) if source is not None]
@@ -129,17 +137,18 @@ def _resolve(
         page_size_default=PAGE_SIZE,
         max_total_tokens_default=pool_tokens,
         dtype_default=dtype,
+        scan_layers_default=default_scan_layers(),
+        compilation_cache_dir=cache_dir,
     )
 
 
 def _load(
     plan: SpecPlan, settings: EngineConfig, target: ModelSource, draft: DraftSource | None
 ) -> tuple[Program, Params]:
-    scan = default_scan_layers() if settings.scan_layers is None else settings.scan_layers
-    network, leaves = target.load(dtype=plan.dtype, scan_layers=scan)
+    network, leaves = target.load(dtype=plan.dtype, scan_layers=plan.scan_layers)
     draft_network, draft_leaves = None, ()
     if draft is not None:
-        draft_network, draft_leaves = draft.load((network, leaves), dtype=plan.dtype, scan_layers=scan)
+        draft_network, draft_leaves = draft.load((network, leaves), dtype=plan.dtype, scan_layers=plan.scan_layers)
     shape = TreeShape(plan.num_steps, plan.eagle_topk, plan.num_draft_tokens)
     wanted = DraftSettings(shape, plan.ngram_min_match, plan.ngram_max_match)
     method = DRAFTS[plan.algorithm](wanted, draft_network, network.config.vocab_size)

@@ -1,28 +1,33 @@
 """LLM: text, chats or token ids in, outputs out."""
 
+import contextlib
 import itertools
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from jaxspec.acceptance import AcceptanceWatch
 from jaxspec.batches import Progress
-from jaxspec.call import Call, Prompt, as_prompts, params_for
-from jaxspec.config import EngineConfig, SamplingParams, SpecConfig
+from jaxspec.call import Call, ChunkStream, Prompt, as_prompts, params_for
+from jaxspec.config import EngineConfig, SamplingParams, SpecConfig, check_settings
 from jaxspec.engine import Engine
 from jaxspec.launch import launch
 from jaxspec.loading.checkpoint import open_checkpoint
 from jaxspec.metrics import EngineMetrics
-from jaxspec.outputs import RequestOutput, StreamChunk
+from jaxspec.outputs import RequestOutput
 from jaxspec.plan import SpecPlan
-from jaxspec.request import RequestRules
+from jaxspec.request import Request, RequestRules
 from jaxspec.tokenizer import Tokenizer
+from jaxspec.turns import Turns
 
 
 class LLM:
     """A language model on the devices of this machine, with or without speculative decoding.
+
+    Several threads may use one LLM: their requests share the batch, and one thread at a time runs a step for all.
+    Ctrl-C takes effect between steps; it ends the call that it hits, and the LLM and its other streams go on.
 
     Args:
         model: a Hugging Face folder, a GGUF file, or the name of the embedded model ("smollm2").
@@ -35,6 +40,7 @@ class LLM:
 
     Raises:
         FileNotFoundError: a model or one of its files is missing.
+        TypeError: `model` is no path, or `spec` or `engine` is of another class.
         ValueError: the settings contradict each other, the models, or this version.
     """
 
@@ -45,7 +51,7 @@ class LLM:
         spec: SpecConfig | None = None,
         engine: EngineConfig | None = None,
     ):
-        settings = engine or EngineConfig()
+        spec, settings = check_settings(spec, engine)
         with open_checkpoint(model) as target:
             self.tokenizer: Tokenizer | None = None if settings.skip_tokenizer_init else target.load_tokenizer()
             self._engine: Engine = launch(target, spec, settings, self.tokenizer, os.environ)
@@ -62,6 +68,8 @@ class LLM:
         self._rng = random.Random(settings.random_seed)
         self._call_ids = itertools.count()
         self._calls: dict[str, Call] = {}  # by request id
+        self._abandoned: list[Call] = []  # streams that were dropped while a step ran
+        self._turns = Turns()
 
     @property
     def plan(self) -> SpecPlan:
@@ -93,65 +101,75 @@ class LLM:
 
         Raises:
             ValueError: a prompt is empty, too long, or can never fit; nothing has been generated then.
+            RuntimeError: this LLM is closed, or an earlier step failed.
         """
-        outputs = {
-            chunk.prompt_index: chunk.output for chunk in self.stream(prompts, params) if chunk.output is not None
-        }
+        with contextlib.closing(self.stream(prompts, params)) as chunks:
+            outputs = {chunk.prompt_index: chunk.output for chunk in chunks if chunk.output is not None}
         return [outputs[index] for index in sorted(outputs)]
 
     def stream(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Iterator[StreamChunk]:
+    ) -> ChunkStream:
         """Completes prompts, yielding text and tokens as they come; the arguments are those of `generate`.
 
         The chunks of one completion add up to its text and tokens; the last chunk of each prompt carries its output.
-        Requests are checked and queued at once. Closing the iterator aborts what is not finished.
+        Requests are checked and queued at once. Closing the iterator aborts what is not finished; so does dropping it.
         """
         listed = as_prompts(prompts)
-        call = Call(
-            listed,
-            params_for(params, len(listed)),
-            call_id=next(self._call_ids),
-            tokenizer=self.tokenizer,
-            rules=self._rules,
-            rng=self._rng,
-        )
-        self._submit(call)
-        return self._chunks(call)
-
-    def _submit(self, call: Call) -> None:
-        """Queues all requests of a call, or none."""
-        for request in call.requests:
-            self._engine.check(request)
+        chosen = params_for(params, len(listed))
+        call = None
         try:
-            for request in call.requests:
-                self._calls[request.id] = call
-                finished = self._engine.add(request)
-                if finished is not None:
-                    self._take(finished)
-        except ValueError:
-            self._abort(call)
+            with self._turns.take():
+                self._end_abandoned()
+                call = Call(
+                    listed,
+                    chosen,
+                    call_id=next(self._call_ids),
+                    tokenizer=self.tokenizer,
+                    rules=self._rules,
+                    rng=self._rng,
+                )
+                self._submit(call)
+            return ChunkStream(call, advance=self._advance, abort=self._abort, abandon=self._abandon)
+        except BaseException:
+            if call is not None:
+                self._abort(call)
             raise
 
-    def _chunks(self, call: Call) -> Iterator[StreamChunk]:
-        try:
-            while True:
-                while call.ready:
-                    yield call.ready.popleft()
-                if call.is_done:
-                    return
-                for progress in self._engine.step():
-                    self._take(progress)
-                self._watch.look(self.metrics.stats)
-        finally:
-            self._abort(call)
+    def _submit(self, call: Call) -> None:
+        """Queues all requests of a call; where one cannot be, the caller aborts the call."""
+        for request in call.requests:
+            self._engine.check(request)
+        for request in call.requests:
+            self._calls[request.id] = call
+            finished = self._engine.add(request)
+            if finished is not None:
+                self._take(call, finished)
 
-    def _take(self, progress: Progress) -> None:
+    def _advance(self, call: Call) -> None:
+        """Runs a step for all calls, unless this one got something meanwhile."""
+        with self._turns.take():
+            self._end_abandoned()
+            if call.ready or call.is_done:
+                return
+            with self._engine.intact():
+                for progress in self._engine.step():
+                    owner = self._calls.get(progress.request.id)
+                    if owner is not None:
+                        self._take_or_end(owner, progress)
+            self._watch.look(self.metrics.stats)
+
+    def _take_or_end(self, call: Call, progress: Progress) -> None:
+        """Hands a progress to its call; an error in the making of its text ends that call, and no other."""
+        try:
+            self._take(call, progress)
+        except Exception as error:
+            call.error = error
+            self._drop(call)
+
+    def _take(self, call: Call, progress: Progress) -> None:
         """Hands a request's progress to its call, and ends the request where a stop string does."""
         request = progress.request
-        call = self._calls.get(request.id)
-        if call is None:
-            return
         hit = call.take(progress)
         if hit is not None:
             self._engine.finish(request, "stop", hit.num_tokens, hit.stop)
@@ -161,16 +179,35 @@ class LLM:
             del self._calls[request.id]
 
     def _abort(self, call: Call) -> None:
-        for request in call.requests:
-            if self._calls.pop(request.id, None) is not None and not request.is_finished:
-                self._engine.abort(request.id)
+        """Ends what is not finished of a call."""
+        with self._turns.take():
+            self._drop(call)
+
+    def _abandon(self, call: Call) -> None:
+        """The same from a destructor, which may run in any thread and in the middle of a step."""
+        with self._turns.take(wait=False) as is_mine:
+            if is_mine:
+                self._drop(call)
+            else:
+                self._abandoned.append(call)
+
+    def _end_abandoned(self) -> None:
+        while self._abandoned:
+            self._drop(self._abandoned.pop())
+
+    def _drop(self, call: Call) -> list[Request]:
+        """Aborts the requests of a call that are not finished, and returns them."""
+        mine = [request for request in call.requests if self._calls.pop(request.id, None) is not None]
+        return [request for request in mine if self._engine.abort(request.id)]
 
     def close(self) -> None:
-        """Aborts what runs and frees the device memory."""
-        for request_id in list(self._calls):
-            self._engine.abort(request_id)
-        self._calls.clear()
-        self._engine.close()
+        """Frees the device memory. What runs is aborted: its streams end with what was known of it."""
+        with self._turns.take():
+            self._end_abandoned()
+            for call in dict.fromkeys(self._calls.values()):
+                for request in self._drop(call):
+                    call.close(request)
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self

@@ -83,6 +83,10 @@ class SpecPlan:
         rounds_in_flight: 0 waits for each round (v1), 1 overlaps one (v2).
         rounds_per_dispatch: rounds the device runs before the host looks.
         num_pages: pages of the KV pool, of page_size tokens each.
+        chunked_prefill_size: most tokens of a prompt computed in one step.
+        decode_row_buckets: batch sizes that decoding is compiled for, ascending.
+        prefill_chunk_buckets: chunk lengths that prefill is compiled for, ascending.
+        scan_layers: whether equal layers are stacked and scanned over.
         notes: what was filled in, replaced or found worth saying, in the order it was decided.
     """
 
@@ -100,7 +104,12 @@ class SpecPlan:
     max_model_len: int
     page_size: int
     num_pages: int
+    chunked_prefill_size: int
+    decode_row_buckets: tuple[int, ...]
+    prefill_chunk_buckets: tuple[int, ...]
     dtype: str
+    attention_backend: str
+    scan_layers: bool
     notes: tuple[Note, ...] = ()
 
     @property

@@ -216,6 +216,13 @@ def _check_prompt(prompt: list[int], params: SamplingParams, rules: RequestRules
             f"prompt {prompt_index} has {len(prompt)} tokens, which leaves no room to generate in "
             f"max_model_len={rules.max_model_len}; shorten it or set max_model_len higher."
         )
+    room = rules.max_model_len - len(prompt)
+    if params.min_tokens > room:
+        raise ValueError(
+            f"prompt {prompt_index} has {len(prompt)} tokens, which leaves room for {room} in "
+            f"max_model_len={rules.max_model_len}, fewer than min_tokens={params.min_tokens}; set min_tokens to at "
+            f"most {room}, shorten the prompt, or set max_model_len higher."
+        )
     wrong = next((token for token in prompt if not 0 <= token < rules.vocab_size), None)
     if wrong is not None:
         raise ValueError(
@@ -240,5 +247,10 @@ def _stop_ids(params: SamplingParams, rules: RequestRules) -> tuple[int, ...]:
             f"{len(stop_ids)} stop tokens (end-of-sequence tokens included) are more than "
             f"max_stop_token_ids={rules.max_stop_token_ids}; give fewer or set "
             f"EngineConfig(max_stop_token_ids={len(stop_ids)})."
+        )
+    if params.min_tokens and sum(0 <= token < rules.vocab_size for token in stop_ids) == rules.vocab_size:
+        raise ValueError(
+            f"min_tokens={params.min_tokens} rules out the stop tokens, and all {rules.vocab_size} ids of this model "
+            "are stop tokens, so that none could be emitted; set min_tokens=0 or fewer stop_token_ids."
         )
     return stop_ids

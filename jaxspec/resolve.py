@@ -13,13 +13,13 @@ from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.draft_choice import KNOWN_ALGORITHMS, choose_algorithm, inspect_draft
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
-from jaxspec.tree_shape import CHAIN, PLAIN, TREE, TreeShape, check_shape, fill_shape
+from jaxspec.sizes import MAX_RUNNING_REQUESTS, choose_sizes
+from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, fill_shape
 
-__all__ = ["KNOWN_ALGORITHMS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
+__all__ = ["KNOWN_ALGORITHMS", "MAX_RUNNING_REQUESTS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
 
 # The algorithms, and their targets, for which a tree is the automatic choice.
 TREE_TARGETS = {"EAGLE": ("LlamaForCausalLM",), "EAGLE3": ("LlamaForCausalLM",)}
-MAX_RUNNING_REQUESTS = 48
 SPEC_V2_VARIABLE = "JAXSPEC_ENABLE_SPEC_V2"
 
 
@@ -37,6 +37,8 @@ class _Given:
     page_size_default: int
     max_total_tokens_default: int
     dtype_default: str
+    scan_layers_default: bool
+    compilation_cache_dir: str | None
     notes: list[Note] = dataclasses.field(default_factory=list)
 
     def note(self, field: str, before: object, after: object, reason: str, kind: str = AUTO) -> None:
@@ -46,14 +48,6 @@ class _Given:
     def v1_chosen(self) -> bool:
         """Whether the user asked for v1, be it by the setting or by the environment."""
         return self.engine.disable_overlap_schedule or not allows_v2(self.env)
-
-
-class _Room(NamedTuple):
-    """Room for tokens."""
-
-    max_model_len: int
-    page_size: int
-    num_pages: int
 
 
 def resolve(
@@ -68,6 +62,8 @@ def resolve(
     page_size_default: int = 64,
     max_total_tokens_default: int,
     dtype_default: str = "float32",
+    scan_layers_default: bool = False,
+    compilation_cache_dir: str | None = None,
 ) -> SpecPlan:
     """Returns the plan and its notes; reads nothing but its arguments.
 
@@ -77,13 +73,11 @@ def resolve(
         env: the environment variables, read once by the caller.
         available: the algorithms of this version, as users name them ("NEXTN" where a target's own head runs).
         tree_algorithms: those that can draft trees, as the plan names them ("EAGLE", not "NEXTN").
-        page_size_default: tokens in a page where `engine` sets none.
-        max_total_tokens_default: tokens the memory has room for where `engine` sets none.
-        dtype_default: what `engine.dtype="auto"` means on this device.
+        page_size_default, ..., scan_layers_default: what a value that `engine` leaves open means on this device.
+        compilation_cache_dir: the folder that compiled programs are kept in, None where they are not.
 
     Raises:
-        ValueError: the settings contradict each other, the models or this version; or `spec.strict`, and there is a
-            note of a kind that strict refuses.
+        ValueError: the settings contradict each other, the models or this version; or strict refuses a note.
     """
     given = _Given(
         spec=spec,
@@ -96,6 +90,8 @@ def resolve(
         page_size_default=page_size_default,
         max_total_tokens_default=max_total_tokens_default,
         dtype_default=dtype_default,
+        scan_layers_default=scan_layers_default,
+        compilation_cache_dir=compilation_cache_dir,
     )
     return _resolve(given)
 
@@ -103,17 +99,27 @@ def resolve(
 def _resolve(given: _Given) -> SpecPlan:
     _check_dp_attention(given)
     allows_v2(given.env)  # a value that is neither yes nor no is an error, with speculation or without
-    room, dtype = _room(given), _dtype(given)
+    sizes = choose_sizes(
+        given.engine,
+        given.target,
+        given.notes,
+        speculates=given.spec is not None,
+        page_size_default=given.page_size_default,
+        max_total_tokens_default=given.max_total_tokens_default,
+    )
+    device = _device_choices(given)
     settings = given.spec or SpecConfig()
     algorithm, shape, rounds_in_flight = "NONE", PLAIN, 0 if given.engine.disable_overlap_schedule else 1
     if given.spec is not None:
         algorithm = choose_algorithm(settings, given.target, given.available, given.notes)
-        inspect_draft(settings, given.engine, given.target, given.draft, room.max_model_len, given.notes)
-        shape = _shape(given, settings, algorithm)
-        check_shape(shape, room.max_model_len)
+        inspect_draft(settings, given.engine, given.target, given.draft, sizes.max_model_len, given.notes)
+        shape = _shape(given, settings, algorithm, sizes.max_model_len)
+        check_shape(shape, sizes.max_model_len)
         rounds_in_flight = _rounds_in_flight(given, settings, shape)
         _note_what_has_no_effect(given, settings, shape)
-    max_running_requests = _max_running_requests(given)
+    elif rounds_in_flight and not allows_v2(given.env):
+        reason = "no effect on plain decoding; set disable_overlap_schedule to have it wait for each step"
+        given.note(SPEC_V2_VARIABLE, given.env[SPEC_V2_VARIABLE], None, reason, WARNING)
     if settings.strict:
         _refuse_changes(given.notes)
     return SpecPlan(
@@ -122,12 +128,11 @@ def _resolve(given: _Given) -> SpecPlan:
         **shape._asdict(),
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=given.engine.rounds_per_dispatch,
-        max_running_requests=max_running_requests,
         accept_rule=settings.accept_rule,
         ngram_min_match=settings.ngram_min_match,
         ngram_max_match=settings.ngram_max_match,
-        **room._asdict(),
-        dtype=dtype,
+        **sizes._asdict(),
+        **device._asdict(),
         notes=tuple(given.notes),
     )
 
@@ -150,58 +155,43 @@ def _check_dp_attention(given: _Given) -> None:
     raise ValueError("enable_dp_attention=True is not in this version; leave it out.")
 
 
-def _room(given: _Given) -> _Room:
-    """Returns the sizes of the context and of the KV pool; the pool is rounded up to whole pages."""
-    page_size = given.engine.page_size
-    if page_size is None:
-        page_size = given.page_size_default
-        given.note("page_size", None, page_size, "automatic on this device; set page_size")
-    asked = given.engine.max_total_tokens
-    num_pages = -(-(given.max_total_tokens_default if asked is None else asked) // page_size)
-    total = num_pages * page_size
-    if asked is None:
-        given.note("max_total_tokens", None, total, "what the memory has room for; set max_total_tokens")
-    elif asked != total:
-        given.note("max_total_tokens", asked, total, f"rounded up to whole pages of {page_size}")
-    return _Room(_max_model_len(given, total), page_size, num_pages)
+class _DeviceChoices(NamedTuple):
+    """What suits the device; the fields are those of `SpecPlan`."""
+
+    dtype: str
+    attention_backend: str
+    scan_layers: bool
 
 
-def _max_model_len(given: _Given, total: int) -> int:
-    """Returns the context length, for a KV pool of `total` tokens."""
-    length, limit = given.engine.max_model_len, given.target.max_position
-    if length is None:
-        length = min(limit, total)
-        reason = "the target's own context" if length == limit else "what the KV pool holds; set max_total_tokens"
-        given.note("max_model_len", None, length, reason)
-    elif length > limit:
-        raise ValueError(
-            f"max_model_len={length} is more than the {limit} positions the target was built for; "
-            f"set it to at most {limit}."
-        )
-    elif length > total:
-        reason = f"the KV pool holds {total} tokens, and longer requests are refused; set max_total_tokens={length}"
-        given.note("max_model_len", length, length, reason, WARNING)
-    return length
+def _device_choices(given: _Given) -> _DeviceChoices:
+    engine, reason = given.engine, "automatic on this device"
+    dtype, backend, scan_layers = engine.dtype, engine.attention_backend, engine.scan_layers
+    if dtype == "auto":
+        dtype = given.dtype_default
+        given.note("dtype", "auto", dtype, f"{reason}; set dtype")
+    if backend == "auto":
+        backend = "xla"
+        given.note("attention_backend", "auto", backend, "the one there is in this version; set attention_backend")
+    if scan_layers is None:
+        scan_layers = given.scan_layers_default
+        given.note("scan_layers", None, scan_layers, f"{reason}; set scan_layers")
+    if engine.compilation_cache_dir == "auto" and given.compilation_cache_dir is not None:
+        why = "compiled programs are kept there for the next start; set compilation_cache_dir, or None to keep none"
+        given.note("compilation_cache_dir", "auto", given.compilation_cache_dir, why)
+    return _DeviceChoices(dtype, backend, scan_layers)
 
 
-def _dtype(given: _Given) -> str:
-    if given.engine.dtype != "auto":
-        return given.engine.dtype
-    given.note("dtype", "auto", given.dtype_default, "automatic on this device; set dtype")
-    return given.dtype_default
-
-
-def _shape(given: _Given, spec: SpecConfig, algorithm: str) -> TreeShape:
+def _shape(given: _Given, spec: SpecConfig, algorithm: str, max_model_len: int) -> TreeShape:
     """Returns the shape of the draft. A tree is automatic only where it does not cost the overlap unasked."""
-    automatic, reason = CHAIN, "automatic"
+    automatic, reason = automatic_chain(max_model_len)
     architecture, trees = given.target.architecture, given.tree_algorithms
     prefers_tree = spec.draft_model is not None and architecture in TREE_TARGETS.get(algorithm, ())
-    if prefers_tree and algorithm in trees:
+    if prefers_tree and algorithm in trees and TREE.num_steps < max_model_len:
         if given.v1_chosen or spec.overlap_trees:
             automatic, reason = TREE, f"automatic for {algorithm} on {architecture}"
         else:
             reason = f"automatic: the tree {tuple(TREE)} would run on v1; set overlap_trees=True to have it on v2"
-    shape, notes = fill_shape(spec, automatic, reason)
+    shape, notes = fill_shape(spec, automatic, reason, max_model_len)
     given.notes.extend(notes)
     if shape.eagle_topk > 1 and algorithm not in trees:
         raise ValueError(
@@ -238,20 +228,6 @@ def _note_what_has_no_effect(given: _Given, spec: SpecConfig, shape: TreeShape) 
     for name, instead in SGLANG_ENVIRONMENT.items():
         if given.env.get(name):
             given.note(name, given.env[name], None, f"no effect: jaxspec does not read it; {instead}", WARNING)
-
-
-def _max_running_requests(given: _Given) -> int:
-    """Returns the number of rows: the same with and without speculation, so that the two compare like with like."""
-    engine = given.engine
-    if engine.max_running_requests is not None:
-        return engine.max_running_requests
-    rows, reason = MAX_RUNNING_REQUESTS, "automatic, the same as under speculation; set max_running_requests"
-    if engine.decode_row_buckets is not None:
-        rows, reason = engine.decode_row_buckets[-1], "the largest of decode_row_buckets"
-    elif given.spec is not None:
-        reason = f"speculation runs at most {rows} requests together unless told; set max_running_requests"
-    given.note("max_running_requests", None, rows, reason)
-    return rows
 
 
 def _refuse_changes(notes: list[Note]) -> None:

@@ -47,6 +47,7 @@ class Runner:
 
     def __init__(self, program: Program, params: Params, shape: RunnerShape):
         self.program, self.params, self.shape = program, params, shape
+        self._is_closed = False
         self._prefill, self._decode = compiled_steps(program)
         # Made by a compiled function, so that the first dispatch sees the same kind of arrays as all later ones.
         self._state = jax.jit(self._init)()
@@ -124,8 +125,12 @@ class Runner:
         return chunks
 
     def close(self) -> None:
-        """Deletes the state; weights go when their last user goes."""
+        """Deletes the state, and lets go of the weights; the runner is of no use afterwards."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         jax.tree.map(lambda leaf: leaf.delete(), self._state)
+        del self.params
 
     def cache_bytes(self) -> int:
         """Bytes of all paged caches."""

@@ -45,8 +45,8 @@ def _largest(holds, shape: tuple[int, ...]) -> jax.Array:
 def mask_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """Applies top-k, then top-p over what top-k left, then min-p; logits [B, N, V] are already divided by temperature.
 
-    Ties at the k-th value are all kept, as are ties at the edge of the nucleus. Thresholds are found by bisection on
-    the bits of the values: 32 passes over the logits, no sort.
+    Ties at the k-th value are all kept, as are ties at the edge of the nucleus, and the likeliest token always is.
+    Thresholds are found by bisection on the bits of the values: 32 passes over the logits, no sort.
     """
     top_k, top_p, min_p = (x[:, None, None] for x in (sampling.top_k, sampling.top_p, sampling.min_p))
     keys = _ordered(logits)
@@ -55,6 +55,8 @@ def mask_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
     logits = jnp.where((top_k > 0) & (keys < kth), NEG_INF, logits)
     probs = jax.nn.softmax(logits, axis=-1)
     edge = _largest(lambda t: jnp.sum(jnp.where(keys >= t, probs, 0.0), axis=-1, keepdims=True) >= top_p, shape)
+    # A top_p that is 0 in float32 is reached by no token at all.
+    edge = jnp.minimum(edge, jnp.max(keys, axis=-1, keepdims=True))
     logits = jnp.where((top_p < 1) & (keys < edge), NEG_INF, logits)
     too_small = probs < min_p * jnp.max(probs, axis=-1, keepdims=True)
     return jnp.where((min_p > 0) & too_small, NEG_INF, logits)

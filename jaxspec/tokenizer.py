@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxspec.chat import as_template_messages
+
 if TYPE_CHECKING:
     import tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -86,32 +88,37 @@ class Tokenizer:
         return cls(fast, eos_token_ids=eos_token_ids)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the tokens that the model expects around it (often a bos)."""
-        return list(self._fast.encode(text))
+        """Token ids of a text, with the tokens that the model expects around it (often a bos).
+
+        Raises:
+            ValueError: the text has half of a surrogate pair, which no encoding has.
+        """
+        return list(self._fast.encode(_check_text(text)))
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a chat, up to where the assistant's next message begins.
 
         Args:
-            messages: each with "role" and "content".
+            messages: each with "role" and "content". Content is a string, or parts {"type": "text", "text": ...} that
+                are joined as they are.
 
         Raises:
-            ValueError: the model has no chat template, or the template refuses the messages.
+            TypeError: a message, role or content has another type.
+            ValueError: the model has no chat template, a message lacks something or is not text, or the template
+                refuses the messages.
         """
         if not self.has_chat_template:
             raise ValueError("this model has no chat template; pass a string or token ids instead of messages.")
-        for message in messages:
-            if not isinstance(message, Mapping) or "role" not in message:
-                raise ValueError(f"a chat message needs 'role' and 'content'; got {message!r}.")
-        chat = [dict(message) for message in messages]
+        chat = as_template_messages(messages)
         from jinja2 import TemplateError
 
         try:
             text = self._fast.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise ValueError(f"the model's chat template refuses the messages: {error}") from error
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            said = " ".join(str(error).split())
+            raise ValueError(f"the model's chat template refuses the messages: {said}") from error
         # The template writes every special token itself.
-        return list(self._fast.encode(str(text), add_special_tokens=False))
+        return list(self._fast.encode(_check_text(str(text)), add_special_tokens=False))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids that the vocabulary lacks (its padding) give nothing."""
@@ -138,6 +145,18 @@ class Tokenizer:
         merges = json.loads(self._fast.backend_tokenizer.to_str())["model"].get("merges", [])
         text = json.dumps([table, [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]])
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_text(text: str) -> str:
+    """Returns the text if UTF-8 has it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the text has {text[error.start]!r} at position {error.start}, half of a surrogate pair; remove it, or "
+            'read the text with errors="replace".'
+        ) from error
+    return text
 
 
 @contextmanager

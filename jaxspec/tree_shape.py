@@ -29,11 +29,20 @@ TREE = TreeShape(5, 4, 8)
 PLAIN = TreeShape(0, 1, 1)  # plain decoding: a round verifies the root alone
 
 
-def fill_shape(spec: SpecConfig, automatic: TreeShape, reason: str) -> tuple[TreeShape, list[Note]]:
+def automatic_chain(max_model_len: int) -> tuple[TreeShape, str]:
+    """The automatic chain and the reason for it: a shorter one where the context holds no path of its length."""
+    steps = max(1, min(CHAIN.num_steps, max_model_len - 1))
+    if steps == CHAIN.num_steps:
+        return CHAIN, "automatic"
+    return TreeShape(steps, 1, steps + 1), f"automatic: the longest chain that max_model_len={max_model_len} holds"
+
+
+def fill_shape(spec: SpecConfig, automatic: TreeShape, reason: str, max_model_len: int) -> tuple[TreeShape, list[Note]]:
     """Returns the whole shape, with a note for each number that the user left open or that had to change.
 
     Args:
         automatic: the shape where the user gave no number; `reason` says why it is this one.
+        max_model_len: what an automatic path has to fit.
 
     Raises:
         ValueError: the numbers given leave another one open (the message names its flag), or contradict each other.
@@ -50,7 +59,7 @@ def fill_shape(spec: SpecConfig, automatic: TreeShape, reason: str) -> tuple[Tre
                 f"eagle_topk={spec.eagle_topk} drafts a tree, which needs {' and '.join(missing)}; "
                 "set all three numbers, or eagle_topk=1 for a chain."
             )
-    return _fill_chain_or_keep(spec)
+    return _fill_chain_or_keep(spec, *automatic_chain(max_model_len))
 
 
 def check_shape(shape: TreeShape, max_model_len: int) -> None:
@@ -89,7 +98,7 @@ def _check_chain(spec: SpecConfig) -> None:
         )
 
 
-def _fill_chain_or_keep(spec: SpecConfig) -> tuple[TreeShape, list[Note]]:
+def _fill_chain_or_keep(spec: SpecConfig, chain: TreeShape, chain_reason: str) -> tuple[TreeShape, list[Note]]:
     """Fills what a chain leaves open; a tree with all three numbers stays as it is."""
     notes = []
     steps, topk, nodes = spec.num_steps, spec.eagle_topk, spec.num_draft_tokens
@@ -97,8 +106,8 @@ def _fill_chain_or_keep(spec: SpecConfig) -> tuple[TreeShape, list[Note]]:
         topk = 1
         notes.append(Note("eagle_topk", None, 1, "a chain, as no branches are asked for; set eagle_topk"))
     if steps is None:
-        steps = CHAIN.num_steps if nodes is None else nodes - 1
-        why = "automatic for a chain" if nodes is None else "a chain of num_draft_tokens - 1 drafts"
+        steps = chain.num_steps if nodes is None else nodes - 1
+        why = chain_reason if nodes is None else "a chain of num_draft_tokens - 1 drafts"
         notes.append(Note("num_steps", None, steps, why))
     if nodes is None:
         nodes = steps + 1

@@ -1,7 +1,7 @@
-"""Decoding speed: plain against speculative, v1 against v2, several batch sizes, in one process.
+r"""Decoding speed: plain against speculative, v1 against v2, several batch sizes, in one process.
 
-    python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --batch-sizes 1,8
-    python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --variants plain,v1,v2,r4 \
+    .venv/bin/python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --batch-sizes 1,8
+    .venv/bin/python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --variants plain,v1,v2,r4 \
         --prompts questions.jsonl --field question --compare-hf
 
 Variants: plain, plain-v1 and plain-r4 decode without speculation; v1, v2 and r4 with it. v1 waits for each round, v2
@@ -15,38 +15,26 @@ copy of the weights. The last line of stdout is JSON; progress goes to stderr.
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import shlex
 import statistics
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import jax
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import jaxspec
-from bench_variants import Batch, JaxspecVariant, Measured, Variant, parse_variant
+from bench_inputs import DEFAULT_FIELD, FIXED_LENGTH, REFUSED, check_budget, check_rows, check_variants, read_prompts
+from bench_variants import Batch, JaxspecVariant, Measured, Variant
 from fitting import fit
-from jaxspec import LLM, EngineConfig, cli
-from report import device_name, number, plan_values
+from jaxspec import cli
+from report import device_name, make_console, number, plan_values
 
-# Open questions, a sum, code, and two texts to copy: prompt lookup finds something in some and nothing in others.
-BUILT_IN_PROMPTS: tuple[str, ...] = (
-    "What are three good reasons to learn to swim?",
-    "A baker sells 12 loaves in the morning and twice as many in the afternoon. How many loaves is that in a day?",
-    "Write a short story about a lighthouse keeper.",
-    "Write a Python function that returns the n-th Fibonacci number, and explain it line by line.",
-    "Repeat this text word for word: The wind is so loud in winter that the keeper cannot hear the waves. He writes "
-    "the name of every ship in a large blue book, and when the night is over he puts out the lamp and goes to sleep.",
-    "Explain to a child why the sky is blue.",
-    "List the months of the year, each with the number of its days.",
-    'Replace "cat" by "dog" in this text: The cat sat on the mat. The cat saw another cat. Both cats looked at a fish.',
-)
 # A variant's speed is given relative to these, where they run too.
 REFERENCES = ("plain", "v1", "hf")
 
@@ -56,23 +44,22 @@ def main(argv: list[str] | None = None) -> int:
     engine, spec, params = cli.engine_config(args), cli.spec_config(args), cli.sampling_params(args)
     check_rows(args, engine)
     engine = fit(engine, rows=max(args.batch_sizes), row_buckets=args.batch_sizes)
-    if params.max_tokens is None:
-        raise ValueError("the benchmark needs a number of tokens for everyone; set --max-new-tokens.")
-    # Exactly as many tokens from everyone: no stop token before the budget is used up.
-    params = dataclasses.replace(params, min_tokens=params.max_tokens)
+    params = check_budget(params)
+    settings = check_variants(args, spec, engine)
     texts = read_prompts(args)
+    if args.compare_hf:
+        import hf_baseline  # torch is installed for this flag only
+
+        hf_baseline.check_params(params)
     variants: dict[str, Variant] = {}
     try:
-        for name in args.variants:
-            variant_spec, variant_engine = parse_variant(name, spec, engine)
+        for name, (variant_spec, variant_engine) in settings.items():
             _progress(f"loading {name}")
-            variants[name] = JaxspecVariant(LLM(args.model, spec=variant_spec, engine=variant_engine), params)
+            variants[name] = JaxspecVariant(jaxspec.LLM(args.model, spec=variant_spec, engine=variant_engine), params)
         prompts = encode(first_llm(variants), texts, raw=args.raw)
         if args.compare_hf:
-            from hf_baseline import HuggingFaceVariant  # torch is installed for this flag only
-
             _progress("loading hf")
-            variants["hf"] = HuggingFaceVariant(args.model, params, dtype=first_llm(variants).plan.dtype)
+            variants["hf"] = hf_baseline.HuggingFaceVariant(args.model, params, dtype=first_llm(variants).plan.dtype)
         results = [measure(variants, prompts, size, args.repeats) for size in args.batch_sizes]
         report = describe(args, variants, prompts, results)
     finally:
@@ -83,65 +70,16 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def check_rows(args: argparse.Namespace, engine: EngineConfig) -> None:
-    """Refuses fewer rows than the largest batch has: the rest of it would wait."""
-    rows, largest = engine.max_running_requests, max(args.batch_sizes)
-    if rows is not None and rows < largest:
-        raise ValueError(
-            f"--max-running-requests {rows} does not hold a batch of {largest}; "
-            f"set it to {largest}, or --batch-sizes lower."
-        )
-
-
-def read_prompts(args: argparse.Namespace) -> list[str]:
-    """`num_prompts` texts of the file, or the built-in ones.
-
-    Raises:
-        FileNotFoundError: the file is not there.
-        ValueError: it has too few prompts, or a line without the field.
-    """
-    count = args.num_prompts or max(args.batch_sizes)
-    texts = list(BUILT_IN_PROMPTS) if args.prompts is None else _read_field(Path(args.prompts), args.field, count)
-    if len(texts) < count:
-        source = args.prompts or "the built-in list"
-        raise ValueError(f"{source} has {len(texts)} prompts and {count} are needed; set --num-prompts {len(texts)}.")
-    small = [size for size in args.batch_sizes if count % size]
-    if small:
-        raise ValueError(
-            f"{count} prompts do not fill batches of {small[0]}; set --num-prompts to a multiple of every batch size."
-        )
-    return texts[:count]
-
-
-def _read_field(path: Path, field: str, count: int) -> list[str]:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {str(path)!r} to read prompts from.")
-    texts: list[str] = []
-    for number_, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if len(texts) == count or not line.strip():
-            continue
-        value = json.loads(line)
-        # Spec-Bench and MT-bench keep the turns of a conversation in a list; the first one is the prompt.
-        text = value.get(field) if isinstance(value, dict) else None
-        text = text[0] if isinstance(text, list) and text else text
-        if not isinstance(text, str):
-            known = sorted(value) if isinstance(value, dict) else type(value).__name__
-            raise ValueError(f"{path}:{number_} has no text in the field {field!r}, only {known}; set --field.")
-        texts.append(text)
-    return texts
-
-
-def encode(llm: LLM, texts: Sequence[str], *, raw: bool) -> list[list[int]]:
+def encode(llm: "jaxspec.LLM", texts: Sequence[str], *, raw: bool) -> list[list[int]]:
     """Token ids of the prompts, in the chat template where the model has one, so that every variant gets the same."""
     tokenizer = llm.tokenizer
-    if tokenizer is None:
-        raise ValueError("the benchmark's prompts are text; leave out --skip-tokenizer-init.")
+    assert tokenizer is not None, "--skip-tokenizer-init is refused"
     if raw or not tokenizer.has_chat_template:
         return [tokenizer.encode(text) for text in texts]
     return [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
 
 
-def first_llm(variants: dict[str, Variant]) -> LLM:
+def first_llm(variants: dict[str, Variant]) -> "jaxspec.LLM":
     return next(variant.llm for variant in variants.values() if isinstance(variant, JaxspecVariant))
 
 
@@ -154,6 +92,10 @@ def measure(variants: dict[str, Variant], prompts: list[list[int]], batch_size: 
     for repeat in range(repeats):
         for name in list(variants)[:: 1 if repeat % 2 == 0 else -1]:
             run = Measured.together([variants[name].run(batch) for batch in batches])
+            if not (run.decode_tokens and run.rounds):
+                raise ValueError(
+                    f"{name} was done before a round could be timed (batch {batch_size}); set --max-new-tokens higher."
+                )
             runs[name].append(run)
             _progress(
                 f"batch {batch_size}, repeat {repeat + 1} of {repeats}, {name}: "
@@ -201,7 +143,7 @@ def describe(
         "results": results,
         "settings": {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()},
         "plans": plans,
-        "versions": {"jaxspec": jaxspec.__version__, "jax": jax.__version__, **_other_versions(variants)},
+        "versions": {"jaxspec": jaxspec.__version__, "jax": metadata.version("jax"), **_other_versions(variants)},
         "load_average": os.getloadavg() if hasattr(os, "getloadavg") else None,
         "command": shlex.join(["python", *sys.argv]),
     }
@@ -212,11 +154,11 @@ def _other_versions(variants: dict[str, Variant]) -> dict[str, str]:
 
 
 def print_tables(report: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = make_console()
     for result in report["results"]:
         title = f"{report['model']}, {report['dtype']}, batch {result['batch_size']}, on {report['device']}"
         references = [name for name in REFERENCES if name in result["variants"]]
-        table = Table(title=title, title_justify="left")
+        table = Table(title=escape(title), title_justify="left")
         table.add_column("variant")
         headings = ["tok/s", "min-max", "+prefill", "accept", "ms/round", "same"]
         for heading in [*headings, *(f"x {name}" for name in references)]:
@@ -252,12 +194,6 @@ def _sizes(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _count(text: str) -> int:
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 up")
-    return int(text)
-
-
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = cli.build_parser(__doc__)
     parser.usage = "%(prog)s [flags]"
@@ -265,17 +201,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     bench = parser.add_argument_group("benchmark")
     bench.add_argument("--batch-sizes", type=_sizes, default=[1, 8], metavar="LIST", help="default: 1,8")
     bench.add_argument("--variants", type=lambda text: text.split(","), default=None, metavar="LIST", help="see above")
-    bench.add_argument("--repeats", type=_count, default=3, help="timed runs of each variant; default: 3")
+    bench.add_argument(
+        "--repeats", type=cli.count, metavar="N", default=3, help="timed runs of each variant; default: 3"
+    )
     bench.add_argument("--prompts", metavar="FILE", help="a JSONL file; default: a few built-in prompts")
-    bench.add_argument("--field", default="question", help="the field of --prompts; default: question")
-    bench.add_argument("--num-prompts", type=_count, metavar="N", help="default: the largest batch size")
+    bench.add_argument("--field", default=DEFAULT_FIELD, help=f"the field of --prompts; default: {DEFAULT_FIELD}")
+    bench.add_argument("--num-prompts", type=cli.count, metavar="N", help="default: the largest batch size")
     bench.add_argument("--raw", action="store_true", help="do not put the prompts into the chat template")
     bench.add_argument("--compare-hf", action="store_true", help="measure Hugging Face's generate on torch as well")
     cli.add_model_flags(parser, default="smollm2")
-    cli.add_engine_flags(parser)
+    cli.add_engine_flags(parser, REFUSED)
     cli.add_spec_flags(parser)
-    cli.add_sampling_flags(parser)
-    parser.set_defaults(temperature=0.0, seed=0)
+    cli.add_sampling_flags(parser, FIXED_LENGTH, temperature=0.0, seed=0)
     args = parser.parse_args(argv)
     if args.variants is None:
         args.variants = ["plain"] if cli.spec_config(args) is None else ["plain", "v1", "v2"]

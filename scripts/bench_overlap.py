@@ -1,6 +1,6 @@
 """What v2 hides: time a round in v1 and v2, without host work and with host work as long as a round.
 
-    python scripts/bench_overlap.py --model smollm2 --speculative-algorithm NGRAM
+    .venv/bin/python scripts/bench_overlap.py --model smollm2 --speculative-algorithm NGRAM
 
 One row decodes greedily; after each round the caller sleeps for as long as v1's round takes without that, which stands
 for slow bookkeeping. v1 then takes two round times a round; v2 runs the next round meanwhile. v1 and v2 take turns;
@@ -16,25 +16,38 @@ import statistics
 import sys
 import time
 
-from bench_decode import BUILT_IN_PROMPTS
+import jaxspec
+from bench_inputs import BUILT_IN_PROMPTS, FIXED_LENGTH
 from fitting import fit
-from jaxspec import LLM, cli
+from jaxspec import cli
 from report import device_name
+
+# Dispatches at the beginning and at the end of an output that are not timed, and the fewest times worth a median.
+UNTIMED, FEWEST = 2, 3
+REFUSED = {
+    "disable_overlap_schedule": "v1 and v2 are compared, so that both run; leave it out",
+    "skip_tokenizer_init": "the prompt is text; leave it out",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     engine, spec = fit(cli.engine_config(args), rows=1), cli.spec_config(args)
     params = cli.sampling_params(args)
-    params = dataclasses.replace(params, min_tokens=params.max_tokens or 0)  # no stop before the budget
+    if params.max_tokens is None:
+        raise ValueError("the benchmark needs a number of tokens; set --max-new-tokens.")
+    num_tokens = params.max_tokens
+    params = dataclasses.replace(params, min_tokens=num_tokens)  # no stop before the budget
     prompt = [{"role": "user", "content": BUILT_IN_PROMPTS[0]}]
     llms = {
-        name: LLM(args.model, spec=spec, engine=dataclasses.replace(engine, disable_overlap_schedule=name == "v1"))
+        name: jaxspec.LLM(
+            args.model, spec=spec, engine=dataclasses.replace(engine, disable_overlap_schedule=name == "v1")
+        )
         for name in ("v1", "v2")
     }
 
     def seconds(name: str, sleep: float) -> float:
-        """Median time between rounds."""
+        """Median time between dispatches."""
         times, last = [], None
         for _ in llms[name].stream(prompt, params):
             time.sleep(sleep)
@@ -42,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
             if last is not None:
                 times.append(now - last)
             last = now
-        return statistics.median(times[2:-2])
+        return median_time(times, num_tokens)
 
     rows = []
     for repeat in range(args.repeats):
@@ -77,15 +90,30 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def median_time(times: list[float], num_tokens: int) -> float:
+    """The median without the first and the last times.
+
+    Raises:
+        ValueError: too few are left.
+    """
+    timed = times[UNTIMED:-UNTIMED]
+    if len(timed) < FEWEST:
+        raise ValueError(
+            f"--max-new-tokens {num_tokens} took {len(times) + 1} dispatches, and the benchmark needs "
+            f"{2 * UNTIMED + FEWEST + 1}; set --max-new-tokens higher, or --rounds-per-dispatch lower."
+        )
+    return statistics.median(timed)
+
+
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = cli.build_parser(__doc__)
+    parser.usage = "%(prog)s [flags]"
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each; default: 5")
+    parser.add_argument("--repeats", type=cli.count, metavar="N", default=5, help="runs of each; default: 5")
     cli.add_model_flags(parser, default="smollm2")
-    cli.add_engine_flags(parser)
+    cli.add_engine_flags(parser, REFUSED)
     cli.add_spec_flags(parser)
-    cli.add_sampling_flags(parser)
-    parser.set_defaults(temperature=0.0, max_tokens=96)
+    cli.add_sampling_flags(parser, FIXED_LENGTH, temperature=0.0, seed=0, max_tokens=96)
     return parser.parse_args(argv)
 
 

@@ -5,7 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from jaxspec import LLM, EngineConfig, SamplingParams, SpecConfig
+import jaxspec
+from jaxspec import EngineConfig, SamplingParams, SpecConfig
 
 Batch = list[list[int]]
 
@@ -76,7 +77,7 @@ def parse_variant(name: str, spec: SpecConfig | None, engine: EngineConfig) -> t
     """
     schedule = "v2" if name == "plain" else name.removeprefix("plain-")
     rounds = schedule[1:] if schedule.startswith("r") else ""
-    if schedule not in ("v1", "v2") and not (rounds.isdigit() and int(rounds) > 0):
+    if schedule not in ("v1", "v2") and not (rounds.isascii() and rounds.isdecimal() and int(rounds) > 0):
         raise ValueError(f"--variants has {name!r}; use plain, v1, v2 or rN (as r4), or plain-v1, plain-v2, plain-rN.")
     if not name.startswith("plain") and spec is None:
         raise ValueError(f"--variants has {name!r}, which speculates; set --speculative-algorithm.")
@@ -90,7 +91,7 @@ def parse_variant(name: str, spec: SpecConfig | None, engine: EngineConfig) -> t
 class JaxspecVariant:
     """An engine of this library."""
 
-    def __init__(self, llm: LLM, params: SamplingParams):
+    def __init__(self, llm: "jaxspec.LLM", params: SamplingParams):
         self.llm = llm
         self.versions: dict[str, str] = {}
         self._params = params

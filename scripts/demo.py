@@ -10,11 +10,13 @@ import sys
 import time
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from jaxspec import LLM, EngineConfig, RequestOutput, SamplingParams, SpecConfig, cli
+import jaxspec
+from jaxspec import EngineConfig, RequestOutput, SamplingParams, SpecConfig, cli
 from jaxspec.plan import SpecPlan
-from report import decode_rate, device_name, number, plan_table
+from report import decode_rate, device_name, make_console, number, plan_table
 
 PROMPTS = {
     "copy": (
@@ -44,10 +46,10 @@ class Pass:
 
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
-    console = Console(highlight=False)
-    started = time.monotonic()
-    console.print(f"[bold]{args.model}[/] on {device_name()}")
     params = SamplingParams(temperature=args.temperature, seed=args.seed, max_tokens=args.max_new_tokens)
+    console = make_console()
+    started = time.monotonic()
+    console.print(f"[bold]{escape(args.model)}[/] on {escape(device_name())}")
     plain = answer(args.model, None, params, console)
     spec = answer(args.model, SpecConfig(algorithm="NGRAM"), params, console)
     same = {name: spec.outputs[name].token_ids == plain.outputs[name].token_ids for name in PROMPTS}
@@ -68,9 +70,10 @@ def answer(model: str, spec: SpecConfig | None, params: SamplingParams, console:
     label = "plain decoding" if spec is None else f"speculative decoding, {spec.algorithm}"
     console.print(f"\nLoading and compiling for {label}")
     outputs: dict[str, RequestOutput] = {}
-    with LLM(model, spec=spec, engine=ENGINE) as llm:
+    # By its full name, which loads jax: here, so that Ctrl-C is quiet from the start.
+    with jaxspec.LLM(model, spec=spec, engine=ENGINE) as llm:
         for name, prompt in PROMPTS.items():
-            console.rule(f"{label}: {name}", align="left")
+            console.print(f"[bold]--- {label}: {name}[/]")
             console.print(prompt.splitlines()[0], style="dim", no_wrap=True, overflow="ellipsis")
             for chunk in llm.stream([{"role": "user", "content": prompt}], params):
                 sys.stdout.write(chunk.text)
@@ -104,13 +107,14 @@ def comparison(plain: Pass, spec: Pass, same: dict[str, bool]) -> Table:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         description="A small real model answers, plain and speculative: the same tokens, in fewer steps.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
         "--model", default="smollm2", help='a model folder, a GGUF file, or "smollm2", the embedded model'
     )
-    parser.add_argument("--max-new-tokens", type=int, default=96, help="most tokens of each answer")
+    parser.add_argument("--max-new-tokens", type=cli.count, metavar="N", default=96, help="most tokens of each answer")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy; a sampled answer is equal too")
     parser.add_argument("--seed", type=int, default=0, help="of sampled answers")
     return parser.parse_args(argv)

@@ -21,22 +21,29 @@ python_identity() {
   "$1" -c 'import sys; print(sys.base_prefix, ".".join(map(str, sys.version_info[:3])))'
 }
 
+# check_python PYTHON WHAT_TO_DO: one line, and the end, where that is no Python that jaxspec runs on.
 check_python() {
-  local python=$1
-  command -v "$python" >/dev/null 2>&1 || die "no '$python' here; install Python 3.11 or newer, or name one: PYTHON=/path/to/python $0"
-  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    die "'$python' is $("$python" --version 2>&1), and jaxspec needs Python 3.11 or newer; name another one: PYTHON=/path/to/python $0"
+  local python=$1 advice=$2 version
+  command -v "$python" >/dev/null 2>&1 || die "there is no command '$python' here; $advice"
+  # A shim of a version manager is a command, and may have no Python behind it.
+  version=$("$python" --version 2>&1) || die "'$python' does not run (${version%%$'\n'*}); $advice"
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+    die "'$python' is ${version%%$'\n'*}, and jaxspec needs Python 3.11 or newer; $advice"
 }
 
 make_venv() {
-  local python=${PYTHON:-python3}
-  if [[ -x "$VENV_PYTHON" ]]; then
-    check_python "$VENV_PYTHON"
+  local python=${PYTHON:-python3} advice
+  advice="install Python 3.11 or newer, or name one: PYTHON=/path/to/python $0"
+  if [[ -n "${PYTHON:-}" ]]; then
+    check_python "$PYTHON" "$advice"
+  fi
+  if [[ -e "$VENV" ]]; then
+    check_python "$VENV_PYTHON" "remove $VENV to make it anew"
     if [[ -n "${PYTHON:-}" && "$(python_identity "$PYTHON")" != "$(python_identity "$VENV_PYTHON")" ]]; then
       die "PYTHON=$PYTHON, but $VENV was made with $(python_identity "$VENV_PYTHON"); remove that folder to make it anew"
     fi
   else
-    check_python "$python"
+    check_python "$python" "$advice"
     say "Making $VENV with $("$python" --version 2>&1)"
     "$python" -m venv "$VENV" || {
       rm -rf "$VENV" # half made: the next run would take it for a whole one

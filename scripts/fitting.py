@@ -12,10 +12,11 @@ def fit(engine: EngineConfig, *, rows: int, row_buckets: Collection[int] | None 
     """Fills in what the flags left open; what they set stays.
 
     Args:
-        rows: completions decoded together, where --max-running-requests does not say.
+        rows: completions decoded together, where neither --max-running-requests nor --decode-row-buckets says.
         row_buckets: batch sizes to compile decoding for; None is the engine's choice.
     """
-    rows, chunk = engine.max_running_requests or rows, engine.chunked_prefill_size
+    largest = max(engine.decode_row_buckets) if engine.decode_row_buckets else rows
+    rows, chunk = engine.max_running_requests or largest, engine.chunked_prefill_size
     row_buckets = engine.decode_row_buckets or (None if row_buckets is None else sorted({*row_buckets, rows}))
     # Two lengths of prefill chunk, not every power of two: a short prompt costs a little more, the start much less.
     two_chunks = (SHORT_CHUNK, chunk) if chunk is not None and chunk > SHORT_CHUNK else None

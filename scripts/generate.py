@@ -1,8 +1,8 @@
 """Text from a model: one prompt or many, plain or speculative.
 
-    python scripts/generate.py --model smollm2 --chat --prompt "Why is the sky blue?"
-    echo "Once upon a time" | python scripts/generate.py --model smollm2 --speculative-algorithm NGRAM
-    python scripts/generate.py --model ./Qwen3-0.6B --chat --lines questions.txt --json > answers.jsonl
+    .venv/bin/python scripts/generate.py --model smollm2 --chat --prompt "Why is the sky blue?"
+    echo "Once upon a time" | .venv/bin/python scripts/generate.py --model smollm2 --speculative-algorithm NGRAM
+    .venv/bin/python scripts/generate.py --model ./Qwen3-0.6B --chat --lines questions.txt --json > answers.jsonl
 
 A single completion is printed as it comes; several are printed whole, in the order of the prompts. The text goes to
 stdout, everything else to stderr. Flags are named as in SGLang where it has them. Where they leave it open, decoding is
@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxspec
 from fitting import fit
-from jaxspec import LLM, RequestOutput, SamplingParams, cli
+from jaxspec import RequestOutput, SamplingParams, cli
 from report import decode_rate, number
 
 # Completions decoded together where --max-running-requests does not say.
@@ -28,9 +29,12 @@ MOST_ROWS = 16
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
     spec, engine, params = cli.spec_config(args), cli.engine_config(args), cli.sampling_params(args)
+    if params.logprobs is not None and not args.json:
+        raise ValueError("--logprobs are printed with --json alone; add it, or leave --logprobs out.")
     prompts = read_prompts(args, only_ids=engine.skip_tokenizer_init)
     engine = fit(engine, rows=min(len(prompts) * params.n, MOST_ROWS))
-    with LLM(args.model, spec=spec, engine=engine) as llm:
+    # By its full name, which loads jax: here, so that Ctrl-C is quiet from the start, and a wrong flag is told at once.
+    with jaxspec.LLM(args.model, spec=spec, engine=engine) as llm:
         if args.json:
             _print_json(llm, prompts, params)
         elif len(prompts) == params.n == 1:
@@ -45,16 +49,22 @@ def read_prompts(args: argparse.Namespace, *, only_ids: bool) -> list[Any]:
 
     Raises:
         FileNotFoundError: a file is not there.
-        ValueError: there is no prompt, or ids and text are mixed up.
+        ValueError: there is no prompt, ids and text are mixed up, or a file is not text.
     """
+    if [*args.file, *args.lines].count("-") > 1:
+        raise ValueError("stdin (-) can be read once; give it to one of --file and --lines.")
     texts = list(args.prompt)
     texts += [_read(path) for path in args.file]
     texts += [line for path in args.lines for line in _read(path).splitlines() if line.strip()]
     ids = [_parse_ids(text) for text in args.prompt_ids]
     if not texts and not ids:
+        if args.lines:
+            raise ValueError(f"--lines {args.lines[0]} has no line with text; give at least one prompt.")
         if sys.stdin.isatty():
             raise ValueError("there is no prompt; give --prompt, --file, --lines or --prompt-ids, or pipe one in.")
-        texts = [sys.stdin.read()]
+        texts = [_read("-")]
+        if not texts[0]:
+            raise ValueError("stdin is empty; pipe a prompt in, or give --prompt, --file, --lines or --prompt-ids.")
     if only_ids and texts:
         raise ValueError("--skip-tokenizer-init runs on token ids alone; give the prompt with --prompt-ids.")
     if not args.chat:
@@ -79,12 +89,12 @@ def output_values(index: int, output: RequestOutput) -> dict[str, Any]:
     return {"prompt_index": index, "prompt_tokens": len(output.prompt_token_ids), "completions": completions}
 
 
-def _print_json(llm: LLM, prompts: list[Any], params: SamplingParams) -> None:
+def _print_json(llm: "jaxspec.LLM", prompts: list[Any], params: SamplingParams) -> None:
     for index, output in _in_order(llm, prompts, params):
         print(json.dumps(output_values(index, output), ensure_ascii=False), flush=True)
 
 
-def _print_stream(llm: LLM, prompts: list[Any], params: SamplingParams, *, show_ids: bool) -> None:
+def _print_stream(llm: "jaxspec.LLM", prompts: list[Any], params: SamplingParams, *, show_ids: bool) -> None:
     for chunk in llm.stream(prompts, params):
         sys.stdout.write(" ".join(map(str, [*chunk.token_ids, ""])) if show_ids else chunk.text)
         sys.stdout.flush()
@@ -93,7 +103,7 @@ def _print_stream(llm: LLM, prompts: list[Any], params: SamplingParams, *, show_
             _print_figures(chunk.output)
 
 
-def _print_whole(llm: LLM, prompts: list[Any], params: SamplingParams, *, show_ids: bool) -> None:
+def _print_whole(llm: "jaxspec.LLM", prompts: list[Any], params: SamplingParams, *, show_ids: bool) -> None:
     for index, output in _in_order(llm, prompts, params):
         for completion in output.completions:
             which = f", completion {completion.index + 1} of {params.n}" if params.n > 1 else ""
@@ -102,7 +112,7 @@ def _print_whole(llm: LLM, prompts: list[Any], params: SamplingParams, *, show_i
         _print_figures(output)
 
 
-def _in_order(llm: LLM, prompts: list[Any], params: SamplingParams) -> Iterator[tuple[int, RequestOutput]]:
+def _in_order(llm: "jaxspec.LLM", prompts: list[Any], params: SamplingParams) -> Iterator[tuple[int, RequestOutput]]:
     """Yields each prompt's output as soon as it and those before it are done."""
     done: dict[int, RequestOutput] = {}
     following = 0
@@ -125,11 +135,14 @@ def _print_figures(output: RequestOutput) -> None:
 
 
 def _read(path: str) -> str:
-    if path == "-":
-        return sys.stdin.read()
-    if not Path(path).is_file():
+    # Not is_file(), which a pipe is not: --file <(command) is fine.
+    if path != "-" and (not Path(path).exists() or Path(path).is_dir()):
         raise FileNotFoundError(f"there is no file {path!r} to read a prompt from.")
-    return Path(path).read_text(encoding="utf-8")
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        name = "stdin" if path == "-" else path
+        raise ValueError(f"{name} is not UTF-8 text ({error}); convert it first.") from None
 
 
 def _parse_ids(text: str) -> list[int]:

@@ -19,6 +19,19 @@ except ImportError as error:
     raise ValueError("--compare-hf needs torch, which jaxspec does not install; add it: pip install torch") from error
 
 
+def check_params(params: SamplingParams) -> None:
+    """Refuses what both sides would not do alike.
+
+    Raises:
+        ValueError: `params` sample (the random numbers would differ, and with them the text that is timed), or have no
+            number of tokens.
+    """
+    if params.temperature != 0:
+        raise ValueError("--compare-hf compares greedy decoding; set --temperature 0.")
+    if params.max_tokens is None:
+        raise ValueError("--compare-hf needs a number of tokens; set --max-new-tokens.")
+
+
 class HuggingFaceVariant:
     """A transformers model with the weights of a checkpoint.
 
@@ -27,16 +40,13 @@ class HuggingFaceVariant:
         dtype: of the weights and the computation, as the other variants use it.
 
     Raises:
-        ValueError: `params` sample. The random numbers would differ, and with them the text that is timed.
+        ValueError: as `check_params`.
     """
 
     def __init__(self, model: str, params: SamplingParams, *, dtype: str):
-        if params.temperature != 0:
-            raise ValueError("--compare-hf compares greedy decoding; set --temperature 0.")
-        if params.max_tokens is None:
-            raise ValueError("--compare-hf needs a number of tokens; set --max-new-tokens.")
+        check_params(params)
         self.versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        self._num_tokens = params.max_tokens
+        self._num_tokens = params.max_tokens or 0
         checkpoint = open_checkpoint(model)
         try:
             self._device = _device()

@@ -6,12 +6,21 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import jax
-from rich.console import Group
+from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
 
 from jaxspec.outputs import Completion
 from jaxspec.plan import SpecPlan
+
+# Columns where the output is no terminal: enough for the widest table, which would be cut at the usual 80.
+WIDTH = 200
+
+
+def make_console() -> Console:
+    """The console for stdout: as wide as the terminal, or as the widest table where there is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=WIDTH)
 
 
 def decode_rate(completion: Completion) -> float | None:
@@ -40,17 +49,20 @@ def plan_table(plan: SpecPlan) -> Group:
     settings = Table(title="Resolved plan", title_justify="left", show_header=False, box=None)
     for name, value in plan_values(plan).items():
         if name != "notes" and value is not None:
-            settings.add_row(name, str(value))
+            settings.add_row(name, escape(str(value)))
     if not plan.notes:
         return Group(settings)
     notes = Table("note", "setting", "from", "to", "reason", title="Notes", title_justify="left", box=None)
     for note in plan.notes:
-        notes.add_row(note.kind, note.field, str(note.before), str(note.after), note.reason)
+        cells = (note.kind, note.field, note.before, note.after, note.reason)
+        notes.add_row(*(escape(str(cell)) for cell in cells))
     return Group(settings, "", notes)
 
 
 def device_name() -> str:
     """What the numbers were measured on, e.g. "cpu: AMD EPYC 7B13, 2 cores" or "gpu: NVIDIA H200 x 1"."""
+    import jax  # here, so that --help and a wrong flag do not wait for it
+
     device = jax.devices()[0]
     if device.platform != "cpu":
         return f"{device.platform}: {device.device_kind} x {jax.device_count()}"

@@ -40,6 +40,8 @@ def plan_of(
     trees=TREES,
     page_size_default: int = 16,
     max_total_tokens_default: int = 65536,
+    scan_layers_default: bool = False,
+    compilation_cache_dir: str | None = "cache",
     **spec,
 ) -> SpecPlan:
     """Resolves with a draft model for the algorithms that need one."""
@@ -56,6 +58,8 @@ def plan_of(
         tree_algorithms=trees,
         page_size_default=page_size_default,
         max_total_tokens_default=max_total_tokens_default,
+        scan_layers_default=scan_layers_default,
+        compilation_cache_dir=compilation_cache_dir,
     )
 
 

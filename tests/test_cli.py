@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from jaxspec import cli
-from jaxspec.config import EngineConfig, SamplingParams, SpecConfig
+from jaxspec.config import ACCEPT_RULES, EngineConfig, SamplingParams, SpecConfig
+from jaxspec.draft import DRAFTS
+from jaxspec.draft_choice import AVAILABLE_ACCEPT_RULES, KNOWN_ALGORITHMS
 from jaxspec.sglang_flags import MAPPED, OWN_FIELDS, REFUSED, flag_of
 
 
@@ -174,6 +176,32 @@ def test_every_mapped_flag_of_sglang_is_known_to_the_parser():
     assert "--speculative-token-map" not in text
 
 
+def test_help_offers_what_this_version_has():
+    parser = cli.build_parser()
+    cli.add_spec_flags(parser)
+    actions = {action.dest: str(action.help) for action in parser._actions}
+    offered = actions["speculative_algorithm"]
+    assert {name for name in KNOWN_ALGORITHMS if name in offered} == set(DRAFTS) - {"NONE"}
+    assert {rule for rule in ACCEPT_RULES if rule in actions["accept_rule"]} == set(AVAILABLE_ACCEPT_RULES)
+
+
+def test_flags_that_a_script_refuses_are_hidden_and_say_why(capsys):
+    parser = cli.build_parser()
+    cli.add_engine_flags(parser, {"disable_overlap_schedule": "both schedules run", "warmup": "always"})
+    cli.add_sampling_flags(parser, {"n": "one is enough"}, temperature=0.0)
+    text = parser.format_help()
+    assert "--n " not in text
+    assert "--disable-overlap-schedule" not in text
+    assert "0 is greedy (default: 0.0)" in text
+    assert parser.parse_args([]).temperature == 0
+    for argv, reason in {"--disable-overlap-schedule": "both", "--n=2": "one is", "--no-warmup": "always"}.items():
+        with pytest.raises(SystemExit) as exit_:
+            parser.parse_args([argv])
+        assert exit_.value.code == 2
+        assert f"{argv.partition('=')[0]}" in (line := capsys.readouterr().err.splitlines()[-1])
+        assert f"it has no effect here: {reason}" in line
+
+
 def test_help_shows_the_defaults_of_the_settings():
     parser = cli.build_parser()
     cli.add_engine_flags(parser)
@@ -189,6 +217,7 @@ def test_help_shows_the_defaults_of_the_settings():
     [
         (["--page-size", "big"], "argument --page-size: invalid int value: 'big'"),
         (["--max-new-tokens", "few"], "argument --max-new-tokens: invalid int value: 'few'"),
+        (["--top-k", str(2**31)], "argument --top-k: 2147483648 does not fit into 32 bits"),
         (["--stop-token-ids", "1,x"], "argument --stop-token-ids: '1,x' is not a list of integers"),
         (["--speculative-num", "3"], "unrecognized arguments: --speculative-num"),
         (["--enable-mixed-chunk"], "unrecognized arguments: --enable-mixed-chunk"),
@@ -222,6 +251,9 @@ def raising(error: BaseException | None, status: int | None = None):
         (raising(ValueError("top_p=2 must be in (0, 1]")), 2, "error: top_p=2 must be in (0, 1]\n"),
         (raising(FileNotFoundError("no model at 'x'")), 2, "error: no model at 'x'\n"),
         (raising(PermissionError(13, "Permission denied", "x")), 2, "error: [Errno 13] Permission denied: 'x'\n"),
+        (raising(TypeError("prompt 0 is a float")), 2, "error: prompt 0 is a float\n"),
+        (raising(ValueError("a message\nof two lines")), 2, "error: a message of two lines\n"),
+        (raising(ValueError()), 2, "error: ValueError\n"),
         (raising(KeyboardInterrupt()), 130, ""),
     ],
 )
@@ -230,6 +262,17 @@ def test_run_exits_with_the_status_and_one_line(main, status, text, capsys):
         cli.run(main)
     assert exit_.value.code == status
     assert capsys.readouterr().err == text
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."), MemoryError()]
+)
+def test_run_says_what_to_lower_where_the_memory_is_full(error, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.run(raising(error))
+    assert exit_.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the memory is full: use a smaller model, or lower --max-running-requests" in line
 
 
 def test_run_lets_other_errors_show_where_they_came_from():

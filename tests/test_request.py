@@ -1,12 +1,16 @@
 """From a prompt to requests, and from a finished request to its completion."""
 
 import random
+from typing import cast
 
+import numpy as np
 import pytest
 
+from jaxspec.checks import MAX_INT32
 from jaxspec.config import SamplingParams
 from jaxspec.metrics import Emission
 from jaxspec.request import Request, RequestOutput, RequestRules, Status, completion_seed, make_requests
+from jaxspec.state import Sampling
 
 RULES = RequestRules(max_model_len=10, vocab_size=100, eos_ids=(2, 3), max_stop_token_ids=4, max_logprobs=5)
 
@@ -62,11 +66,33 @@ def test_stop_ids_are_the_models_own_and_the_requests():
         ([1], {"stop_token_ids": [100]}, r"stop_token_ids has 100; this model's ids are 0\.\.99"),
         ([1], {"stop_token_ids": [4, 5, 6]}, "5 stop tokens .* more than max_stop_token_ids=4"),
         ([1], {"logprobs": 6}, "logprobs=6 is more than max_logprobs=5"),
+        ([1, 2], {"min_tokens": 9, "max_tokens": 20}, "prompt 6 has 2 tokens, .* room for 8 .* min_tokens=9; set .* 8"),
+        ([1, 2], {"min_tokens": 2**40, "max_tokens": None}, "fewer than min_tokens=1099511627776"),
     ],
 )
 def test_what_the_engine_cannot_serve_is_refused(prompt, params, message):
     with pytest.raises(ValueError, match=message):
         make(prompt, **params)
+
+
+def test_the_largest_values_fit_the_devices_integers():
+    (request,) = make(max_tokens=2**70, min_tokens=8, seed=2**64 - 1, top_k=MAX_INT32, stop_token_ids=[99])
+    assert (request.budget, request.min_len, request.max_len) == (8, 10, 10)
+    sampling = Sampling.zeros(1, 4, xp=np)
+    cast(np.ndarray, sampling.top_k)[0] = request.params.top_k
+    cast(np.ndarray, sampling.min_len)[0] = request.min_len
+    cast(np.ndarray, sampling.seed)[0] = request.seed >> 32, request.seed & 0xFFFFFFFF
+
+
+def test_stops_that_cover_the_vocabulary_leave_min_tokens_nothing_to_emit():
+    rules = RequestRules(max_model_len=10, vocab_size=4, eos_ids=(2, 7), max_stop_token_ids=9)
+    every = [0, 1, 3]
+    with pytest.raises(
+        ValueError, match=r"min_tokens=1 .* all 4 ids of this model are stop tokens, .* set min_tokens=0"
+    ):
+        make(rules=rules, min_tokens=1, stop_token_ids=every)
+    assert make(rules=rules, stop_token_ids=every)[0].stop_ids == (2, 7, 0, 1, 3)
+    assert make(rules=rules, min_tokens=1, stop_token_ids=every, ignore_eos=True)[0].stop_ids == (0, 1, 3)
 
 
 def test_lengths_follow_the_outputs():

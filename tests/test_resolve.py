@@ -20,7 +20,11 @@ def test_plain_decoding_is_a_path_of_one():
 
 def test_plain_decoding_waits_when_told_and_heeds_no_variable_for_speculation():
     assert plan_of(engine=EngineConfig(disable_overlap_schedule=True)).rounds_in_flight == 0
-    assert plan_of(env=V2_OFF).rounds_in_flight == 1
+    plan = plan_of(env=V2_OFF)
+    note = note_of(plan, "JAXSPEC_ENABLE_SPEC_V2")
+    assert (plan.rounds_in_flight, note.before, note.after, note.kind) == (1, "0", None, "warning")
+    assert "set disable_overlap_schedule" in note.reason
+    assert not notes_of(plan_of(env=V2_OFF, engine=V1), "JAXSPEC_ENABLE_SPEC_V2")
     assert plan_of(env={"SGLANG_ENABLE_SPEC_V2": "0"}) == plan_of()
 
 
@@ -81,46 +85,29 @@ def test_rows_are_48_under_speculation_with_a_note_unless_told():
     assert bucketed.max_running_requests == note_of(bucketed, "max_running_requests").after == 8
 
 
-def test_page_size_and_pool_come_from_the_caller_unless_told():
-    plan = plan_of("NGRAM", page_size_default=64, max_total_tokens_default=1000)
-    assert (plan.page_size, plan.num_pages, plan.max_model_len) == (64, 16, 1024)
-    assert note_of(plan, "max_total_tokens").after == 1024
-    assert "KV pool" in note_of(plan, "max_model_len").reason
-    engine = EngineConfig(page_size=10, max_total_tokens=1000, max_model_len=500)
-    told = plan_of("NGRAM", engine=engine)
-    assert (told.page_size, told.num_pages, told.max_model_len) == (10, 100, 500)
-    assert not notes_of(told, "page_size", "max_total_tokens", "max_model_len")
-
-
-def test_a_pool_is_rounded_up_to_whole_pages_with_a_note():
-    plan = plan_of(engine=EngineConfig(page_size=16, max_total_tokens=100))
-    note = note_of(plan, "max_total_tokens")
-    assert (plan.num_pages, note.before, note.after, note.kind) == (7, 100, 112, "auto")
-    assert "whole pages of 16" in note.reason
-
-
-def test_the_context_is_the_targets_and_no_longer():
-    assert plan_of().max_model_len == 4096
-    assert plan_of(engine=EngineConfig(max_model_len=4096)).max_model_len == 4096
-    message = refusal(engine=EngineConfig(max_model_len=4097))
-    assert "max_model_len=4097" in message
-    assert "4096 positions" in message
-    assert "at most 4096" in message
-
-
-def test_a_context_that_the_pool_cannot_hold_is_noted():
-    plan = plan_of(engine=EngineConfig(max_model_len=1024, max_total_tokens=256))
-    note = note_of(plan, "max_model_len")
-    assert (plan.max_model_len, note.kind) == (1024, "warning")
-    assert "holds 256 tokens" in note.reason
-    assert "set max_total_tokens=1024" in note.reason
-
-
 def test_dtype_is_automatic_with_a_note():
     plan = plan_of()
     assert (plan.dtype, note_of(plan, "dtype").before) == ("float32", "auto")
     told = plan_of(engine=EngineConfig(dtype="bfloat16"))
     assert (told.dtype, notes_of(told, "dtype")) == ("bfloat16", [])
+
+
+def test_what_suits_the_device_is_noted_unless_told():
+    plan = plan_of(scan_layers_default=True, compilation_cache_dir="folder")
+    assert (plan.attention_backend, plan.scan_layers) == ("xla", True)
+    for field, before, after in [
+        ("attention_backend", "auto", "xla"),
+        ("scan_layers", None, True),
+        ("compilation_cache_dir", "auto", "folder"),
+    ]:
+        note = note_of(plan, field)
+        assert (note.before, note.after, note.kind) == (before, after, "auto")
+        assert f"set {field}" in note.reason
+    engine = EngineConfig(attention_backend="xla", scan_layers=False, compilation_cache_dir="mine")
+    told = plan_of(engine=engine, scan_layers_default=True, compilation_cache_dir="mine")
+    assert not told.scan_layers
+    assert not notes_of(told, "attention_backend", "scan_layers", "compilation_cache_dir")
+    assert not notes_of(plan_of(compilation_cache_dir=None), "compilation_cache_dir")
 
 
 def test_settings_without_effect_are_noted():
@@ -177,7 +164,11 @@ def test_every_value_that_is_not_the_users_has_a_note(algorithm, numbers, engine
         "max_running_requests",
         "page_size",
         "max_model_len",
+        "decode_row_buckets",
+        "prefill_chunk_buckets",
         "dtype",
+        "attention_backend",
+        "scan_layers",
     ):
         got = getattr(plan, field)
         notes = [(note.before, note.after) for note in notes_of(plan, field) if note.kind != "warning"]
@@ -205,7 +196,13 @@ def test_a_plan_written_out_as_settings_resolves_to_itself_without_notes(algorit
             max_model_len=plan.max_model_len,
             page_size=plan.page_size,
             max_total_tokens=plan.page_size * plan.num_pages,
+            chunked_prefill_size=plan.chunked_prefill_size,
+            decode_row_buckets=plan.decode_row_buckets,
+            prefill_chunk_buckets=plan.prefill_chunk_buckets,
             dtype=plan.dtype,
+            attention_backend=plan.attention_backend,
+            scan_layers=plan.scan_layers,
+            compilation_cache_dir="cache",
         ),
     )
     assert again.notes == ()
@@ -221,6 +218,10 @@ def test_a_plan_written_out_as_settings_resolves_to_itself_without_notes(algorit
             ["[fallback] rounds_in_flight: 1 -> 0", "eagle_topk=4", "overlap_trees=True"],
         ),
         ({"ngram_max_match": 8}, ["[warning] ngram_max_match: 8 -> None", "no effect"]),
+        (
+            {"engine": EngineConfig(page_size=16, max_total_tokens=100)},
+            ["[override] max_total_tokens: 100 -> 112", "set max_total_tokens=112"],
+        ),
         ({"draft": draft_info(max_position=8)}, ["[warning] draft_max_position=8"]),
         ({"env": {"SGLANG_ENABLE_SPEC_V2": "1"}}, ["[warning] SGLANG_ENABLE_SPEC_V2"]),
         (

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from jax.scipy.stats import chi2
 
+from jaxspec.checks import MAX_INT32
 from jaxspec.sampling import ban_stops, draw, gumbel_noise, mask_logits, token_logprobs
+from jaxspec.sampling_params import MAX_TEMPERATURE, MIN_TEMPERATURE
 from jaxspec.state import Sampling
 
 SMALL = 1e-5  # room for rounding in a sum of float32 probabilities
@@ -98,6 +100,32 @@ def test_the_likeliest_token_always_stays():
     masked = jit_mask(logits, sampling_of(3, top_k=1, top_p=1e-9, min_p=0.999))
     np.testing.assert_array_equal(np.isfinite(masked).sum(axis=-1), 1)
     np.testing.assert_array_equal(jnp.argmax(masked, axis=-1), jnp.argmax(logits, axis=-1))
+
+
+@pytest.mark.parametrize("top_p", [1e-37, 1e-38, 1e-40, 1e-45, 1e-46, 0.0])
+@pytest.mark.parametrize("min_p", [0.0, 1e-40, 1e-46, np.nextafter(1, 0)])
+def test_a_top_p_or_min_p_at_the_end_of_float32_keeps_the_likeliest_token(top_p, min_p):
+    logits = jnp.asarray([[[0.0, -3.0, 2.0, -np.inf]]], jnp.float32)
+    masked = jit_mask(logits, sampling_of(1, top_p=top_p, min_p=min_p))
+    np.testing.assert_array_equal(np.isfinite(masked)[0, 0], [False, False, True, False])
+    alone = jit_mask(logits, sampling_of(1, min_p=min_p))
+    assert np.isfinite(alone)[0, 0, 2]
+    tokens = jit_draw(logits, jnp.array([[3]]), sampling_of(1, temperature=1.0, top_p=top_p, min_p=min_p))
+    assert tokens[0, 0] == 2
+
+
+@pytest.mark.parametrize("top_k", [20, 21, MAX_INT32])
+def test_a_top_k_from_the_vocabularys_size_on_is_off(top_k):
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal((1, 2, 20)), jnp.float32)
+    np.testing.assert_array_equal(jit_mask(logits, sampling_of(1, top_k=top_k)), logits)
+
+
+@pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, MAX_TEMPERATURE])
+def test_a_banned_stop_stays_impossible_at_either_end_of_the_temperature(temperature):
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal((1, 200, 8)) * 1e4, jnp.float32)
+    settings = sampling_of(1, temperature=temperature, stop_ids=[5, 0], min_len=999, seed=[1, 1])
+    tokens = np.asarray(jit_draw(logits, jnp.arange(200)[None], settings))
+    assert not set(tokens.ravel().tolist()) & {0, 5}
 
 
 def test_masks_are_per_row():

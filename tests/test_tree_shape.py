@@ -58,6 +58,22 @@ def test_numbers_left_open_are_filled_with_notes(given, shape, filled):
     assert {note.kind for note in notes} <= {"auto"}
 
 
+@pytest.mark.parametrize("given", [{}, {"eagle_topk": 1}])
+@pytest.mark.parametrize(("max_model_len", "num_steps"), [(2, 1), (3, 2), (4, 3), (5, 3)])
+def test_an_automatic_chain_is_as_long_as_a_short_context_holds(given, max_model_len, num_steps):
+    plan = plan_of("NGRAM", engine=EngineConfig(max_model_len=max_model_len), **given)
+    assert shape_of(plan) == (num_steps, 1, num_steps + 1)
+    note = note_of(plan, "num_steps")
+    assert (note.before, note.after, note.kind) == (None, num_steps, "auto")
+    assert (f"max_model_len={max_model_len}" in note.reason) == (num_steps < 3)
+
+
+def test_an_automatic_tree_gives_way_to_a_chain_in_a_short_context():
+    tree = {"overlap_trees": True, "engine": EngineConfig(max_model_len=6)}
+    assert shape_of(plan_of("EAGLE3", **tree)) == (5, 4, 8)
+    assert shape_of(plan_of("EAGLE3", **{**tree, "engine": EngineConfig(max_model_len=5)})) == (3, 1, 4)
+
+
 @pytest.mark.parametrize("num_draft_tokens", [2, 3, 5, 64])
 def test_a_chain_forces_its_width_with_a_note(num_draft_tokens):
     plan = plan_of("NGRAM", num_steps=3, eagle_topk=1, num_draft_tokens=num_draft_tokens)

@@ -20,7 +20,9 @@ from jaxspec.models.network import Network
 from jaxspec.plan import SpecPlan
 from jaxspec.request import Request, RequestRules, make_requests
 from jaxspec.runner import Runner, RunnerShape
+from jaxspec.sizes import choose_sizes
 from jaxspec.step import Params, Program
+from tests.plans import target_info
 
 VOCAB = 64
 
@@ -146,6 +148,21 @@ def engine_over(runner: Runner, *, rounds_in_flight: int = 1, pool_pages: int | 
         settings: of EngineConfig.
     """
     method, shape = runner.program.draft, runner.shape
+    num_pages = shape.num_pages if pool_pages is None else pool_pages
+    sizes = choose_sizes(
+        EngineConfig(
+            max_running_requests=shape.num_rows,
+            max_model_len=shape.max_model_len,
+            page_size=shape.page_size,
+            max_total_tokens=num_pages * shape.page_size,
+            **settings,
+        ),
+        target_info(max_position=shape.max_model_len),
+        [],
+        speculates=method.num_steps > 0,
+        page_size_default=shape.page_size,
+        max_total_tokens_default=num_pages * shape.page_size,
+    )
     plan = SpecPlan(
         algorithm="TEST",
         draft_model=None,
@@ -154,14 +171,13 @@ def engine_over(runner: Runner, *, rounds_in_flight: int = 1, pool_pages: int | 
         num_draft_tokens=method.num_draft_tokens,
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=runner.program.rounds,
-        max_running_requests=shape.num_rows,
         accept_rule="coupled",
         ngram_min_match=1,
         ngram_max_match=3,
-        max_model_len=shape.max_model_len,
-        page_size=shape.page_size,
-        num_pages=shape.num_pages if pool_pages is None else pool_pages,
+        **sizes._asdict(),
         dtype="float32",
+        attention_backend="xla",
+        scan_layers=False,
     )
     return Engine(runner, plan, EngineConfig(**settings))
 

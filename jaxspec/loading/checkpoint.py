@@ -3,18 +3,21 @@
 import abc
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from jaxspec.checks import check_path, is_token_id
 from jaxspec.loading import gguf_model
 from jaxspec.loading.embedded import EMBEDDED_NAMES, find_embedded_model
 from jaxspec.loading.gguf_file import GGUFFile
-from jaxspec.loading.gguf_tokenizer import build_tokenizer, special_tokens
+from jaxspec.loading.gguf_tokenizer import build_tokenizer, chat_template, special_tokens
 from jaxspec.loading.safetensors_file import SafetensorsFile
 from jaxspec.loading.torch_file import TorchFile
+from jaxspec.models.config import ModelConfig
 from jaxspec.tokenizer import Tokenizer
 
 _INDEX = "model.safetensors.index.json"
@@ -65,15 +68,17 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             "smollm2" or "SmolLM2-135M-Instruct". What exists on disk goes before the name.
 
     Raises:
+        TypeError: `path` is no path.
         FileNotFoundError: no such path, or no model in it.
-        ValueError: a file that is cut off or not what its name says, or an unsupported GGUF model.
+        ValueError: `path` is empty, a file that is damaged or not what its name says, or an unsupported GGUF model.
     """
-    place = Path(path).expanduser()
+    name = check_path("model", path, hint=f"give a folder, a .gguf file or {EMBEDDED_NAMES[0]!r}")
+    place = Path(os.path.expanduser(name))
     if not place.exists():
-        if str(path).lower() in EMBEDDED_NAMES:
+        if name.lower() in EMBEDDED_NAMES:
             return GGUFCheckpoint(find_embedded_model())
         raise FileNotFoundError(
-            f"model {str(path)!r} is not a file or folder, nor the embedded model ({', '.join(EMBEDDED_NAMES)}); "
+            f"model {name!r} is not a file or folder, nor the embedded model ({', '.join(EMBEDDED_NAMES)}); "
             "nothing is downloaded: give the path of a Hugging Face folder or of a .gguf file."
         )
     if place.is_file():
@@ -97,10 +102,7 @@ class FolderCheckpoint(Checkpoint):
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"{folder} has no config.json; it is not a Hugging Face model folder.")
         self.config = _read_json(folder / "config.json")
-        generation = folder / "generation_config.json"
-        said = [_read_json(generation)] if generation.is_file() else []
-        said += [self.config, self.config.get("text_config") or {}]
-        self.eos_token_ids = _stop_ids(said)
+        self.eos_token_ids = _stop_ids(folder, self.config)
         self._home: dict[str, SafetensorsFile | TorchFile] = {}
         for file in _weight_files(folder):
             for name in file.tensors:
@@ -124,8 +126,10 @@ class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: Path):
         self.path = path
         self._file = GGUFFile(path)
-        self.config = gguf_model.hf_config(self._file)
-        self.eos_token_ids = gguf_model.stop_ids(self._file.metadata)
+        with _naming(path, "settings"):
+            self.config = gguf_model.hf_config(self._file)
+            self.eos_token_ids = gguf_model.stop_ids(self._file.metadata)
+            ModelConfig.from_hf(self.config)  # whoever builds the model asks again, and does not know the file
         self._names = {
             gguf_model.hf_name(name): name for name in self._file.tensors if name != gguf_model.ROPE_DIVISORS
         }
@@ -136,12 +140,27 @@ class GGUFCheckpoint(Checkpoint):
 
     def load_tokenizer(self) -> Tokenizer:
         metadata = self._file.metadata
-        return Tokenizer.from_backend(
-            build_tokenizer(metadata, str(self.path)),
-            special_tokens=special_tokens(metadata),
-            chat_template=metadata.get("tokenizer.chat_template"),
-            eos_token_ids=self.eos_token_ids,
-        )
+        with _naming(self.path, "tokenizer"):
+            return Tokenizer.from_backend(
+                build_tokenizer(metadata, str(self.path)),
+                special_tokens=special_tokens(metadata),
+                chat_template=chat_template(metadata),
+                eos_token_ids=self.eos_token_ids,
+            )
+
+
+@contextmanager
+def _naming(path: Path, part: str) -> Iterator[None]:
+    """Makes one ValueError that names the file of whatever a damaged one leads to, in our code or in a library's."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split())
+        if not isinstance(error, ValueError):
+            said = f"its {part} cannot be read ({type(error).__name__}: {said})."
+        if str(path) in said:
+            raise
+        raise ValueError(f"{path}: {said}") from error
 
 
 def _weight_files(folder: Path) -> Sequence[SafetensorsFile | TorchFile]:
@@ -188,12 +207,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _stop_ids(said: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """Every eos_token_id, each once: a number, a list or null."""
+def _stop_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Every eos_token_id of generation_config.json and of config.json, each once: a number, a list or null."""
+    generation = folder / "generation_config.json"
+    said: list[tuple[Path, Any]] = [(generation, _read_json(generation))] if generation.is_file() else []
+    said += [(folder / "config.json", config), (folder / "config.json", config.get("text_config"))]
     found: dict[int, None] = {}
-    for part in said:
-        stops = part.get("eos_token_id")
+    for file, part in said:
+        stops = part.get("eos_token_id") if isinstance(part, Mapping) else None
         for stop in stops if isinstance(stops, list) else [stops]:
-            if stop is not None:
-                found[int(stop)] = None
+            if stop is None:
+                continue
+            if not is_token_id(stop):
+                raise ValueError(f"{file} has eos_token_id={stops!r}; expected a token id, a list of them, or null.")
+            found[stop] = None
     return tuple(found)

@@ -4,6 +4,7 @@ The parser is our own because the gguf package builds an array object for every 
 seconds; the dequantisation is the gguf package's.
 """
 
+import math
 import mmap
 import struct
 from pathlib import Path
@@ -45,7 +46,8 @@ class GGUFFile:
     """One GGUF file: `metadata` and `tensors` read at once, arrays on request.
 
     Raises:
-        ValueError: not a GGUF file of version 2 or 3, a cut-off or split one, or a tensor type that is not readable.
+        ValueError: not a GGUF file of version 2 or 3, a damaged, cut-off or split one, or a tensor type that is not
+            readable.
     """
 
     def __init__(self, path: Path):
@@ -67,7 +69,7 @@ class GGUFFile:
                     f"{path} is cut off: tensor {name} ends at byte {end}, the file at {size}; copy it again."
                 )
         parts = self.metadata.get("split.count", 1)
-        if parts > 1:
+        if parts not in (0, 1):
             raise ValueError(
                 f"{path} is one of {parts} parts; merge them into one file first (llama-gguf-split --merge)."
             )
@@ -119,6 +121,8 @@ class _Cursor:
         if kind != _ARRAY:
             raise ValueError(f"{path}: metadata of kind {kind} at byte {self.at} is not known to GGUF version 3.")
         inner, count = self.scalar("<I"), self.scalar("<Q")
+        if inner == _ARRAY:
+            raise ValueError(f"{path}: metadata at byte {self.at} is an array of arrays, which no model has.")
         if inner in _SCALARS:
             dtype = np.dtype(_SCALARS[inner])
             return np.frombuffer(self.raw(count * dtype.itemsize), dtype).tolist()
@@ -143,6 +147,8 @@ def _parse(data: mmap.mmap, path: Path) -> tuple[dict[str, Any], dict[str, Store
         reversed_shape = [cursor.scalar("<Q") for _ in range(cursor.scalar("<I"))]
         entries.append((name, tuple(reversed(reversed_shape)), cursor.scalar("<I"), cursor.scalar("<Q")))
     alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"{path}: general.alignment={alignment!r}; expected a whole number above 0.")
     start = -(-cursor.at // alignment) * alignment
     return metadata, {
         name: _stored_tensor(path, name, shape, kind, start + offset) for name, shape, kind, offset in entries
@@ -157,7 +163,7 @@ def _stored_tensor(path: Path, name: str, shape: tuple[int, ...], kind: int, off
             f"readable are {', '.join(known.name for known in READABLE_TYPES)}."
         )
     block_len, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-    count = int(np.prod(shape, dtype=np.int64))
+    count = math.prod(shape)
     if (shape[-1] if shape else 1) % block_len:
         raise ValueError(
             f"{path}: tensor {name} {list(shape)} cannot be {GGMLQuantizationType(kind).name}: "

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.checks import is_token_id
 from jaxspec.loading.gguf_file import GGUFFile
 from jaxspec.models.config import RopeConfig
 
@@ -42,9 +43,16 @@ def hf_name(name: str) -> str:
 
 
 def stop_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """End-of-sequence, end-of-turn and end-of-message ids, each once."""
-    found = [metadata.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS]
-    return tuple(dict.fromkeys(token for token in found if token is not None))
+    """End-of-sequence, end-of-turn and end-of-message ids, each once.
+
+    Raises:
+        ValueError: one is no token id.
+    """
+    found = {f"tokenizer.ggml.{key}": metadata.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS}
+    for key, token in found.items():
+        if token is not None and not is_token_id(token):
+            raise ValueError(f"{key}={token!r}; expected a token id.")
+    return tuple(dict.fromkeys(token for token in found.values() if token is not None))
 
 
 def read_hf_order(file: GGUFFile, name: str, config: Mapping[str, Any]) -> np.ndarray:
@@ -118,6 +126,8 @@ def _refuse_unsupported(metadata: "_Metadata", head_dim: int) -> None:
         raise ValueError(f"{file.path} lacks the key {metadata.arch}.attention.layer_norm_rms_epsilon.")
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path} lacks the tensor token_embd.weight.")
+    if len(shape := file.tensors["token_embd.weight"].shape) != 2:
+        raise ValueError(f"{file.path}: tensor token_embd.weight {list(shape)} is no matrix.")
 
 
 class _Metadata:

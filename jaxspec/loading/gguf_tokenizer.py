@@ -9,6 +9,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from jaxspec.checks import is_token_id
+
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 
 # How Llama 3 and Qwen2 cut text before byte-level BPE; they differ in the length of a run of digits.
@@ -37,7 +39,7 @@ def build_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         source: the file's name, for errors.
 
     Raises:
-        ValueError: no vocabulary, or a model or pre-tokenizer that is not known.
+        ValueError: no vocabulary, one that is damaged, or a model or pre-tokenizer that is not known.
     """
     keys = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
     model = keys.get("model")
@@ -45,6 +47,7 @@ def build_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         raise ValueError(
             f"{source}: tokenizer model {model!r} is not supported; the known ones are 'gpt2' and 'llama'."
         )
+    _check_vocabulary(keys, source)
     kinds = keys.get("token_type") or [1] * len(keys["tokens"])
     # Files pad the vocabulary to the embedding's size with tokens marked unused: text never becomes one.
     vocab = {token: index for index, (token, kind) in enumerate(zip(keys["tokens"], kinds)) if kind != _UNUSED}
@@ -55,8 +58,34 @@ def build_tokenizer(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         added = [token for token, of_kind in zip(keys["tokens"], kinds) if of_kind == kind]
         add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
         add([AddedToken(token, special=special, normalized=False) for token in added])
-    _add_ends(tokenizer, keys)
+    _add_ends(tokenizer, keys, source)
     return tokenizer
+
+
+def _check_vocabulary(keys: Mapping[str, Any], source: str) -> None:
+    """Raises ValueError, naming the key, for lists and ids of the wrong type or length."""
+    num_tokens = len(keys["tokens"]) if isinstance(keys["tokens"], list) else 0
+    for name, kind in {"tokens": str, "merges": str, "token_type": int, "scores": (int, float)}.items():
+        values = keys.get(name, [])
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            raise ValueError(f"{source}: tokenizer.ggml.{name} is not a list of the type that it should have.")
+        if name in ("token_type", "scores") and name in keys and len(values) != num_tokens:
+            raise ValueError(f"{source}: tokenizer.ggml.{name} has {len(values)} entries for {num_tokens} tokens.")
+    for name in (f"{role}_token_id" for role in ("bos", "eos", "unknown", "padding")):
+        if keys.get(name) is not None and not is_token_id(keys[name]):
+            raise ValueError(f"{source}: tokenizer.ggml.{name}={keys[name]!r}; expected a token id.")
+
+
+def chat_template(metadata: Mapping[str, Any]) -> str | None:
+    """The chat template, None if there is none.
+
+    Raises:
+        ValueError: it is no text.
+    """
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ValueError(f"tokenizer.chat_template={template!r}; expected text.")
+    return template
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -78,6 +107,9 @@ def _byte_level_bpe(keys: Mapping[str, Any], vocab: dict[str, int], source: str)
         raise ValueError(f"{source} has a 'gpt2' vocabulary and no tokenizer.ggml.merges.")
     # Tokens are written in the byte alphabet, which has no space: the first one always parts the pair.
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in keys["merges"])]
+    wrong = next((pair for pair in merges if not {*pair, "".join(pair)} <= vocab.keys()), None)
+    if wrong is not None:
+        raise ValueError(f"{source}: tokenizer.ggml.merges has {' '.join(wrong)!r}, which is not of its tokens.")
     # Llama 3 takes a whole word that is a token before it tries any merge.
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=family == "llama3"))
     if family in ("smollm", "gpt2"):
@@ -103,7 +135,7 @@ def _sentencepiece_bpe(keys: Mapping[str, Any], vocab: dict[str, int], source: s
         models.BPE(
             vocab=vocab,
             merges=_merges_from_scores(vocab, keys["scores"]),
-            unk_token=None if unknown is None else keys["tokens"][unknown],
+            unk_token=None if unknown is None else _token(keys, unknown, source),
             fuse_unk=True,
             byte_fallback=True,
         )
@@ -130,15 +162,19 @@ def _merges_from_scores(vocab: Mapping[str, int], scores: list[float]) -> list[t
     return [(left, right) for *_, left, right in ranked]
 
 
-def _add_ends(tokenizer: Tokenizer, keys: Mapping[str, Any]) -> None:
+def _add_ends(tokenizer: Tokenizer, keys: Mapping[str, Any], source: str) -> None:
     """Makes encoding add the tokens that the file wants before and after a text."""
     # What a file that says nothing means: SentencePiece vocabularies and Llama 3 begin with bos.
     begins = keys["model"] == "llama" or _PRE_TOKENIZERS.get(str(keys.get("pre"))) == "llama3"
     bos = keys.get("bos_token_id") if keys.get("add_bos_token", begins) else None
     eos = keys.get("eos_token_id") if keys.get("add_eos_token", False) else None
-    ends = [(keys["tokens"][index], index) for index in (bos, eos) if index is not None]
-    if not ends:
-        return
-    template = [keys["tokens"][bos]] if bos is not None else []
-    template += ["$A"] + ([keys["tokens"][eos]] if eos is not None else [])
-    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ends)
+    before, after = ([] if index is None else [(_token(keys, index, source), index)] for index in (bos, eos))
+    if before or after:
+        template = [token for token, _ in before] + ["$A"] + [token for token, _ in after]
+        tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=before + after)
+
+
+def _token(keys: Mapping[str, Any], index: int, source: str) -> str:
+    if index >= len(keys["tokens"]):
+        raise ValueError(f"{source}: token id {index} has a role, and there are {len(keys['tokens'])} tokens.")
+    return keys["tokens"][index]

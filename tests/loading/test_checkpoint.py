@@ -60,6 +60,23 @@ def test_stop_ids_of_both_files_are_joined(tmp_path, generation, config, expecte
     assert open_checkpoint(folder).eos_token_ids == expected
 
 
+@pytest.mark.parametrize("stop", ["a", "2", 2.5, True, -1, 2**31, [2, "a"], [[2]], {"id": 2}])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_a_stop_id_that_is_no_token_id_names_file_and_key(tmp_path, file, stop):
+    folder = write_model(tmp_path)
+    (folder / file).write_text(json.dumps({**hf_config(), "eos_token_id": stop}))
+    with pytest.raises(ValueError, match="expected a token id, a list of them, or null") as error:
+        open_checkpoint(folder)
+    assert str(error.value).startswith(f"{folder / file} has eos_token_id={stop!r};")
+
+
+def test_a_stop_id_of_a_wrapped_text_config_is_read_and_checked(tmp_path):
+    assert open_checkpoint(write_model(tmp_path, text_config={"eos_token_id": 4})).eos_token_ids == (4,)
+    assert open_checkpoint(write_model(tmp_path, text_config="x")).eos_token_ids == ()
+    with pytest.raises(ValueError, match=r"config.json has eos_token_id='a'"):
+        open_checkpoint(write_model(tmp_path, text_config={"eos_token_id": "a"}))
+
+
 def test_every_dtype_reads_as_stored_and_read_only(tmp_path):
     stored = {
         "F64": np.arange(4, dtype=np.float64),
@@ -162,6 +179,23 @@ def test_an_index_that_misplaces_a_tensor_is_an_error(tmp_path):
     index.write_text("{}")
     with pytest.raises(ValueError, match="no weight_map"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "said"),
+    [
+        ("", ValueError, "model='' must be a path that is not empty; give a folder, a .gguf file or 'smollm2'"),
+        (" ", ValueError, "model=' ' must be a path"),
+        (None, TypeError, "model=None must be a path, not NoneType"),
+        (123, TypeError, "model=123 must be a path, not int"),
+        (["smollm2"], TypeError, "must be a path, not list"),
+        ("~nobody-of-this-name/model", FileNotFoundError, "'~nobody-of-this-name/model' is not a file or folder"),
+    ],
+)
+def test_what_is_no_path_is_refused(path, kind, said):
+    with pytest.raises(kind) as error:
+        open_checkpoint(path)
+    assert said in str(error.value)
 
 
 def test_folders_and_files_that_hold_no_model_are_errors(tmp_path):

@@ -185,3 +185,21 @@ def test_a_part_of_a_split_file_is_an_error(tmp_path):
     finish(writer)
     with pytest.raises(ValueError, match="one of 3 parts"):
         GGUFFile(tmp_path / "x.gguf")
+
+
+def test_an_array_of_arrays_is_an_error_however_deep(tmp_path):
+    key = b"deep"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key
+    (tmp_path / "x.gguf").write_bytes(head + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000)
+    with pytest.raises(ValueError, match=r"x.gguf: metadata at byte \d+ is an array of arrays"):
+        GGUFFile(tmp_path / "x.gguf")
+
+
+def test_a_tensor_larger_than_any_file_is_an_error(tmp_path):
+    name = b"t"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", len(name)) + name
+    # Two sides whose product wraps around 64 bits.
+    head += struct.pack("<IQQIQ", 2, 2**33, 2**33, 0, 0)
+    (tmp_path / "x.gguf").write_bytes(head + bytes(64))
+    with pytest.raises(ValueError, match=r"x.gguf is cut off: tensor t ends at byte"):
+        GGUFFile(tmp_path / "x.gguf")

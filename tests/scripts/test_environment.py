@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
@@ -15,6 +16,11 @@ def _run(checkout: Path, python: str) -> subprocess.CompletedProcess[str]:
     command = f'set -euo pipefail; source "{checkout}/scripts/environment.sh"; prepare_environment test'
     env = {**os.environ, "PYTHON": python}
     return subprocess.run(["bash", "-c", command], cwd="/", env=env, capture_output=True, text=True, check=False)
+
+
+def _only_line(done: subprocess.CompletedProcess[str]) -> str:
+    (line,) = done.stderr.splitlines()
+    return line
 
 
 def _fake_python(folder: Path, *, venv_works: bool, version: str = "3.12.0") -> str:
@@ -33,13 +39,38 @@ def _fake_python(folder: Path, *, venv_works: bool, version: str = "3.12.0") -> 
 def test_missing_python_is_named(tmp_path):
     done = _run(tmp_path, "no-such-python")
     assert done.returncode == 1
-    assert "no 'no-such-python' here; install Python 3.11 or newer" in done.stderr
+    assert _only_line(done).startswith("error: there is no command 'no-such-python' here; install Python 3.11 or newer")
+    assert "PYTHON=/path/to/python" in done.stderr
+
+
+def test_missing_python_is_named_where_there_is_an_environment(tmp_path):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    done = _run(tmp_path, "no-such-python")
+    assert done.returncode == 1
+    assert _only_line(done).startswith("error: there is no command 'no-such-python' here; install")
+
+
+def test_command_without_a_python_behind_it_is_named(tmp_path):
+    shim = tmp_path / "python3.99"
+    shim.write_text("#!/usr/bin/env bash\necho 'shim: python3.99: not found' >&2\necho more >&2\nexit 127\n")
+    shim.chmod(0o755)
+    done = _run(tmp_path, str(shim))
+    assert done.returncode == 1
+    assert f"'{shim}' does not run (shim: python3.99: not found); install Python" in _only_line(done)
+
+
+def test_environment_without_a_python_is_to_be_removed(tmp_path):
+    (tmp_path / ".venv").mkdir()
+    done = _run(tmp_path, "")
+    assert done.returncode == 1
+    assert _only_line(done).endswith(f"; remove {tmp_path / '.venv'} to make it anew")
 
 
 def test_old_python_is_refused_with_its_version(tmp_path):
     done = _run(tmp_path, _fake_python(tmp_path, venv_works=True, version="3.9.2"))
     assert done.returncode == 1
-    assert "Python 3.9.2, and jaxspec needs Python 3.11 or newer" in done.stderr
+    assert "Python 3.9.2, and jaxspec needs Python 3.11 or newer; install" in _only_line(done)
     assert not (tmp_path / ".venv").exists()
 
 

@@ -17,6 +17,11 @@ def test_rows_that_are_set_are_a_bucket_too():
     assert fit(EngineConfig(max_running_requests=8), rows=4, row_buckets=(1, 4)).decode_row_buckets == (1, 4, 8)
 
 
+def test_row_buckets_that_are_set_say_the_rows():
+    engine = fit(EngineConfig(decode_row_buckets=(1, 2)), rows=4)
+    assert (engine.max_running_requests, engine.decode_row_buckets) == (2, (1, 2))
+
+
 @pytest.mark.parametrize(
     "engine",
     [

@@ -3,7 +3,12 @@
 import argparse
 import io
 import json
+import os
+import re
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,10 +56,14 @@ def test_chat_wraps_each_prompt_after_the_system_message():
         (["--chat", "--prompt-ids", "1"], "--chat would wrap it"),
         (["--prompt-ids", "1,x"], "must be token ids"),
         (["--skip-tokenizer-init", "--prompt", "x"], "give the prompt with --prompt-ids"),
+        (["--file", "-", "--lines", "-"], "stdin (-) can be read once"),
+        (["--lines", os.devnull], "has no line with text"),
+        (["--file", sys.executable], "is not UTF-8 text"),
+        (["--file", "/"], "no file '/'"),
     ],
 )
 def test_contradictions_are_named(flags, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=re.escape(message)):
         _prompts(*flags)
 
 
@@ -64,6 +73,30 @@ def test_terminal_without_a_prompt_is_told_so(monkeypatch):
     monkeypatch.setattr(sys, "stdin", terminal)
     with pytest.raises(ValueError, match="there is no prompt"):
         _prompts()
+
+
+def test_empty_stdin_is_no_prompt(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    with pytest.raises(ValueError, match="stdin is empty"):
+        _prompts()
+
+
+def test_logprobs_need_json():
+    with pytest.raises(ValueError, match="--logprobs are printed with --json alone"):
+        generate.main(["--prompt", "x", "--logprobs", "2"])
+
+
+def test_interrupt_ends_it_without_a_traceback(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, generate.__file__, "--file", str(pipe)]
+    # `scripts` itself is where Python looks first, the package may be in the checkout alone.
+    env = {**os.environ, "PYTHONPATH": str(Path(generate.__file__).parents[1])}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process, pipe.open("w"):  # opening waits until the script reads
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
 
 
 def test_stream_and_json_give_the_same_text(small, capsys):

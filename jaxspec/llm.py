@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from jaxspec.batches import Progress
-from jaxspec.call import Call, ChunkStream, Prompt, as_prompts, params_for
+from jaxspec.call import Call, Prompt, as_prompts, params_for
 from jaxspec.config import EngineConfig, SamplingParams, SpecConfig, check_settings
 from jaxspec.engine import Engine
 from jaxspec.launch import launch
@@ -18,6 +18,7 @@ from jaxspec.metrics import EngineMetrics
 from jaxspec.outputs import RequestOutput
 from jaxspec.plan import SpecPlan
 from jaxspec.request import Request, RequestRules
+from jaxspec.stream import ChunkStream
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.turns import Turns
 

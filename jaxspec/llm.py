@@ -10,7 +10,7 @@ from typing import Self
 
 from jaxspec.acceptance import AcceptanceWatch
 from jaxspec.batches import Progress
-from jaxspec.call import Call, ChunkStream, Prompt, as_prompts, params_for
+from jaxspec.call import Call, Prompt, as_prompts, params_for
 from jaxspec.config import EngineConfig, SamplingParams, SpecConfig, check_settings
 from jaxspec.engine import Engine
 from jaxspec.launch import launch
@@ -19,6 +19,7 @@ from jaxspec.metrics import EngineMetrics
 from jaxspec.outputs import RequestOutput
 from jaxspec.plan import SpecPlan
 from jaxspec.request import Request, RequestRules
+from jaxspec.stream import ChunkStream
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.turns import Turns
 

@@ -63,17 +63,21 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
 def add_spec_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `SpecConfig`, and SGLang's others, which `spec_config` refuses by name."""
     group = _Group(parser, "speculation", SpecConfig)
-    group.sglang("algorithm", str, "draft method: NGRAM or STANDALONE; without it, plain decoding")
+    group.sglang("algorithm", str, "draft method: NGRAM, STANDALONE, EAGLE or EAGLE3; without it, plain decoding")
     group.sglang("draft_model_path", str, "checkpoint that drafts", sglang_flags.flag_of("draft_model"))
     group.sglang("num_steps", _int, "longest draft path, in tokens")
-    group.sglang("eagle_topk", _int, "branches kept per step: 1, a chain (trees are not in this version)")
+    group.sglang("eagle_topk", _int, "branches kept per step; 1 is a chain")
     group.sglang("num_draft_tokens", _int, "nodes a round verifies, root included")
     group.sglang("ngram_min_match_window_size", _int, "shortest suffix that NGRAM looks up", "--ngram-min-match")
     group.sglang("ngram_max_match_window_size", _int, "longest suffix that NGRAM looks up", "--ngram-max-match")
     for name in sglang_flags.THRESHOLDS:
         group.sglang(name, float, "1, or left out: a lower threshold is lossy and refused")
     group.value("accept_rule", str, f"{' or '.join(AVAILABLE_ACCEPT_RULES)} (lossy rules are not in this version)")
-    group.switch("overlap_trees", "let draft trees run on the overlapped schedule, v2 (trees are not in this version)")
+    group.value("static_tree", str, "JSON file of a tree of fixed form: its nodes as ranks, [[0], [1], [0, 0]]")
+    group.value("merge", str, "a second draft method, whose chain fills the same tree")
+    group.value("merge_draft_model", str, "its checkpoint, where it needs one")
+    group.value("merge_num_steps", _int, "length of its chain")
+    group.switch("overlap_trees", "let draft trees run on the overlapped schedule, v2")
     group.switch("strict", "refuse to start where a setting was overridden or has no effect, or v1 replaces v2")
     # Known, so that they are refused with a reason and not as unrecognised; hidden, so that nobody is sent to them.
     for name in sglang_flags.REFUSED:

@@ -17,6 +17,7 @@ from jaxspec.checks import (
     set_checked,
 )
 from jaxspec.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from jaxspec.static_tree import check_static_tree
 
 if TYPE_CHECKING:
     from jaxspec.resolve import DraftInfo, SpecPlan, TargetInfo
@@ -126,6 +127,16 @@ class EngineConfig:
             set_checked(self, **{name: buckets})
 
 
+def _check_method(name: str, value: object, hint: str) -> str:
+    """Returns the name of a draft method in upper case."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be a string, not {type(value).__name__}.")
+    method = value.strip().upper()
+    if method in ("", "NONE"):
+        raise ValueError(f"{name}={value!r} names no draft method; {hint}.")
+    return method
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecConfig:
     """How drafts are made and scheduled. `resolve` turns it into a plan without open values.
@@ -135,8 +146,14 @@ class SpecConfig:
         draft_model: folder or file of the draft checkpoint, for methods that need one.
         num_steps: longest draft path, in tokens; one round commits 1..num_steps + 1 tokens.
         eagle_topk: branches kept per step; 1 is a chain.
-        num_draft_tokens: nodes of the draft tree, root included.
-        overlap_trees: lets trees (eagle_topk > 1) run on the overlapped schedule (v2).
+        num_draft_tokens: nodes of the draft tree, root included; with `merge`, of both methods' tree.
+        static_tree: a tree of fixed form instead of the best nodes of each round: its nodes as ranks from the root on,
+            [[0], [1], [0, 0]] is the two best tokens and what follows the best; or a JSON file of them. A tuple of
+            tuples, sorted by length, once built.
+        merge: a second draft method, whose chain fills the same tree; upper-cased.
+        merge_draft_model: its draft checkpoint, for methods that need one.
+        merge_num_steps: length of its chain.
+        overlap_trees: lets trees (eagle_topk > 1, or merged) run on the overlapped schedule (v2).
         strict: turns every override, fallback and warning of the plan into an error.
         accept_rule: one of `ACCEPT_RULES`.
         ngram_max_match: longest suffix that NGRAM looks up.
@@ -152,6 +169,10 @@ class SpecConfig:
     num_steps: int | None = None
     eagle_topk: int | None = None
     num_draft_tokens: int | None = None
+    static_tree: Sequence[Sequence[int]] | str | os.PathLike[str] | None = None
+    merge: str | None = None
+    merge_draft_model: str | os.PathLike[str] | None = None
+    merge_num_steps: int | None = None
     overlap_trees: bool = False
     strict: bool = False
     accept_rule: str = "coupled"
@@ -159,17 +180,22 @@ class SpecConfig:
     ngram_min_match: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.algorithm, str):
-            raise TypeError(f"algorithm={self.algorithm!r} must be a string, not {type(self.algorithm).__name__}.")
-        algorithm = self.algorithm.strip().upper()
-        if algorithm in ("", "NONE"):
-            raise ValueError(f"algorithm={self.algorithm!r} names no draft method; pass spec=None for plain decoding.")
-        set_checked(self, algorithm=algorithm)
-        if self.draft_model is not None:
-            set_checked(self, draft_model=check_path("draft_model", self.draft_model))
+        set_checked(self, algorithm=_check_method("algorithm", self.algorithm, "pass spec=None for plain decoding"))
+        if self.merge is not None:
+            set_checked(self, merge=_check_method("merge", self.merge, "leave it out to draft by one method"))
+        for name in ("draft_model", "merge_draft_model"):
+            if getattr(self, name) is not None:
+                set_checked(self, **{name: check_path(name, getattr(self, name))})
         # A round verifies the root, which num_draft_tokens counts, and at least one draft.
-        lows = {"num_steps": 1, "eagle_topk": 1, "num_draft_tokens": 2}
+        lows = {"num_steps": 1, "eagle_topk": 1, "num_draft_tokens": 2, "merge_num_steps": 1}
         check_optional_ints(self, lows, "leave it out for the automatic value", high=MAX_INT32)
+        if self.static_tree is not None:
+            set_checked(self, static_tree=check_static_tree(self.static_tree))
+        for name in ("merge_draft_model", "merge_num_steps"):
+            if self.merge is None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} needs merge; set it to a draft method, or leave both out."
+                )
         check_bool("overlap_trees", self.overlap_trees)
         check_bool("strict", self.strict)
         check_choice("accept_rule", self.accept_rule, ACCEPT_RULES)

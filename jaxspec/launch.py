@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 from tqdm import tqdm
@@ -16,8 +18,9 @@ from jaxspec.device import (
     keep_compiled_programs,
 )
 from jaxspec.draft import DRAFTS
-from jaxspec.draft.base import DraftSettings
-from jaxspec.draft.shape import TreeShape
+from jaxspec.draft.base import DraftMethod, DraftSettings
+from jaxspec.draft.merged import Merged
+from jaxspec.draft.shape import StaticTree, TreeShape
 from jaxspec.engine import Engine
 from jaxspec.loading.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.loading.drafts import DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
@@ -55,14 +58,14 @@ def launch(
     cache_dir = keep_compiled_programs(settings.compilation_cache_dir)
     with contextlib.ExitStack() as stack:
         target = ModelSource.of(checkpoint, tokenizer)
-        draft = _open_draft(spec, target, tokenizer is not None, stack)
-        plan = _resolve(spec, settings, target, draft, env, cache_dir)
-        if draft is not None:
-            plan = dataclasses.replace(plan, notes=(*plan.notes, *draft.notes))
+        drafts = _open_drafts(spec, target, tokenizer is not None, stack)
+        plan = _resolve(spec, settings, target, drafts, env, cache_dir)
+        opened = [draft for draft in drafts if draft is not None]
+        plan = dataclasses.replace(plan, notes=(*plan.notes, *(note for draft in opened for note in draft.notes)))
         plan.log()
-        models = [source.model for source in (target, draft) if source is not None]
+        models = [source.model for source in (target, *opened)]
         check_pool_fits(models, plan.dtype, plan.num_pages * plan.page_size)
-        program, params = _load(plan, settings, target, draft)
+        program, params = _load(plan, settings, target, drafts)
     dtype = jnp.dtype(plan.dtype)
     shape = RunnerShape(
         num_rows=plan.max_running_requests,
@@ -90,26 +93,37 @@ def warm_up(engine: Engine, progress: bool | None = None) -> None:
             bar.update()
 
 
-def _open_draft(
+# The draft checkpoints of the method and of the one that is merged in, None for one that has none.
+Drafts = tuple[DraftSource | None, DraftSource | None]
+
+
+def _open_drafts(
     spec: SpecConfig | None, target: ModelSource, with_tokenizer: bool, stack: contextlib.ExitStack
-) -> DraftSource | None:
-    """The draft checkpoint as the method reads it; where the method has no use for one, `resolve` says so."""
-    if spec is None or spec.draft_model is None or spec.algorithm not in DRAFT_SOURCES:
-        return None
-    opened = stack.enter_context(open_checkpoint(spec.draft_model))
-    return DRAFT_SOURCES[spec.algorithm](opened, target.config, with_tokenizer=with_tokenizer)
+) -> Drafts:
+    """The draft checkpoints as the methods read them; where a method has no use for one, `resolve` says so."""
+
+    def open_(algorithm: str | None, model: str | os.PathLike[str] | None) -> DraftSource | None:
+        if model is None or algorithm not in DRAFT_SOURCES:
+            return None
+        opened = stack.enter_context(open_checkpoint(model))
+        return DRAFT_SOURCES[algorithm](opened, target.config, with_tokenizer=with_tokenizer)
+
+    if spec is None:
+        return None, None
+    return open_(spec.algorithm, spec.draft_model), open_(spec.merge, spec.merge_draft_model)
 
 
 def _resolve(
     spec: SpecConfig | None,
     settings: EngineConfig,
     target: ModelSource,
-    draft: DraftSource | None,
+    drafts: Drafts,
     env: Mapping[str, str],
     cache_dir: str | None,
 ) -> SpecPlan:
     dtype = default_dtype() if settings.dtype == "auto" else settings.dtype
-    sources = [source for source in (target, draft) if source is not None]
+    sources = [source for source in (target, *drafts) if source is not None]
+    draft, merge_draft = (None if source is None else source.info for source in drafts)
     rows = settings.max_running_requests or MAX_RUNNING_REQUESTS
     most = rows * min(settings.max_model_len or target.config.max_position, target.config.max_position)
     pool_tokens = settings.max_total_tokens or default_pool_tokens(
@@ -130,10 +144,10 @@ def _resolve(
             max_position=config.max_position,
             tokenizer_hash=target.fingerprint,
         ),
-        None if draft is None else draft.info,
+        draft,
         env,
+        merge_draft=merge_draft,
         available=[name for name in DRAFTS if name != "NONE"],
-        tree_algorithms=[name for name in DRAFTS if name != "NONE"],
         page_size_default=PAGE_SIZE,
         max_total_tokens_default=pool_tokens,
         dtype_default=dtype,
@@ -142,15 +156,27 @@ def _resolve(
     )
 
 
-def _load(
-    plan: SpecPlan, settings: EngineConfig, target: ModelSource, draft: DraftSource | None
-) -> tuple[Program, Params]:
+def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: Drafts) -> tuple[Program, Params]:
     network, leaves = target.load(dtype=plan.dtype, scan_layers=plan.scan_layers)
-    draft_network, draft_leaves = None, ()
-    if draft is not None:
-        draft_network, draft_leaves = draft.load((network, leaves), dtype=plan.dtype, scan_layers=plan.scan_layers)
+    vocab_size = network.config.vocab_size
+
+    def make(algorithm: str, shape: TreeShape, source: DraftSource | None) -> tuple[DraftMethod, tuple[Any, ...]]:
+        own, weights = None, ()
+        if source is not None:
+            own, weights = source.load((network, leaves), dtype=plan.dtype, scan_layers=plan.scan_layers)
+        wanted = DraftSettings(shape, plan.ngram_min_match, plan.ngram_max_match)
+        return DRAFTS[algorithm](wanted, own, vocab_size), weights
+
     shape = TreeShape(plan.num_steps, plan.eagle_topk, plan.num_draft_tokens)
-    wanted = DraftSettings(shape, plan.ngram_min_match, plan.ngram_max_match)
-    method = DRAFTS[plan.algorithm](wanted, draft_network, network.config.vocab_size)
-    num_top = min(settings.max_logprobs, network.config.vocab_size)
+    if plan.static_tree is not None:
+        shape = shape._replace(num_nodes=1 + len(plan.static_tree), static=StaticTree(plan.static_tree))
+    if plan.merge is None:
+        method, draft_leaves = make(plan.algorithm, shape, drafts[0])
+    else:
+        first = shape.limited()._replace(scores_chain=True)
+        second = TreeShape(plan.merge_num_steps, 1, plan.merge_num_steps + 1, scores_chain=True)
+        one, one_leaves = make(plan.algorithm, first, drafts[0])
+        other, other_leaves = make(plan.merge, second, drafts[1])
+        method, draft_leaves = Merged((one, other), plan.num_draft_tokens), (one_leaves, other_leaves)
+    num_top = min(settings.max_logprobs, vocab_size)
     return Program(network, method, plan.rounds_per_dispatch, num_top), Params(leaves, draft_leaves)

@@ -80,6 +80,8 @@ class SpecPlan:
         num_steps: longest draft path, in tokens; 0 for plain decoding.
         eagle_topk: branches kept per step; 1 is a chain.
         num_draft_tokens: nodes a round verifies, root included; 1 for plain decoding.
+        static_tree: the nodes of a tree of fixed form, see `SpecConfig`; None where there is none.
+        merge: the second draft method that fills the same tree, and its chain's length; None and 0 where there is none.
         rounds_in_flight: 0 waits for each round (v1), 1 overlaps one (v2).
         rounds_per_dispatch: rounds the device runs before the host looks.
         num_pages: pages of the KV pool, of page_size tokens each.
@@ -95,6 +97,10 @@ class SpecPlan:
     num_steps: int
     eagle_topk: int
     num_draft_tokens: int
+    static_tree: tuple[tuple[int, ...], ...] | None = None
+    merge: str | None = None
+    merge_draft_model: str | None = None
+    merge_num_steps: int = 0
     rounds_in_flight: int
     rounds_per_dispatch: int
     max_running_requests: int
@@ -115,7 +121,7 @@ class SpecPlan:
     @property
     def path_len(self) -> int:
         """Most tokens that one round commits."""
-        return self.num_steps + 1
+        return max(self.num_steps, self.merge_num_steps) + 1
 
     def describe(self) -> str:
         """Returns one line of values, then one line a note."""
@@ -130,5 +136,7 @@ class SpecPlan:
     def _values(self) -> str:
         names = [field.name for field in dataclasses.fields(self) if field.name != "notes"]
         values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.merge is None:
+            del values["merge_num_steps"]
         values["rounds_in_flight"] = f"{self.rounds_in_flight} ({'v2' if self.rounds_in_flight else 'v1'})"
         return "plan: " + ", ".join(f"{name}={value}" for name, value in values.items())

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.draft_choice import KNOWN_ALGORITHMS, choose_algorithm, inspect_draft
+from jaxspec.merge_choice import Merge, choose_merge, merged_shape, second_method
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
 from jaxspec.sizes import MAX_RUNNING_REQUESTS, choose_sizes
-from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, fill_shape
+from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, fill_shape, paths_of
 
 __all__ = ["KNOWN_ALGORITHMS", "MAX_RUNNING_REQUESTS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
 
@@ -33,7 +34,7 @@ class _Given:
     draft: DraftInfo | None
     env: Mapping[str, str]
     available: Collection[str]
-    tree_algorithms: Collection[str]
+    merge_draft: DraftInfo | None
     page_size_default: int
     max_total_tokens_default: int
     dtype_default: str
@@ -58,7 +59,7 @@ def resolve(
     env: Mapping[str, str],
     *,
     available: Collection[str],
-    tree_algorithms: Collection[str] = (),
+    merge_draft: DraftInfo | None = None,
     page_size_default: int = 64,
     max_total_tokens_default: int,
     dtype_default: str = "float32",
@@ -72,7 +73,7 @@ def resolve(
         draft: the draft checkpoint, None where `spec` names none.
         env: the environment variables, read once by the caller.
         available: the algorithms of this version, as users name them ("NEXTN" where a target's own head runs).
-        tree_algorithms: those that can draft trees, as the plan names them ("EAGLE", not "NEXTN").
+        merge_draft: the draft checkpoint of the method that is merged in.
         page_size_default, ..., scan_layers_default: what a value that `engine` leaves open means on this device.
         compilation_cache_dir: the folder that compiled programs are kept in, None where they are not.
 
@@ -86,7 +87,7 @@ def resolve(
         draft=draft,
         env=env,
         available=available,
-        tree_algorithms=tree_algorithms,
+        merge_draft=merge_draft,
         page_size_default=page_size_default,
         max_total_tokens_default=max_total_tokens_default,
         dtype_default=dtype_default,
@@ -110,11 +111,18 @@ def _resolve(given: _Given) -> SpecPlan:
     device = _device_choices(given)
     settings = given.spec or SpecConfig()
     algorithm, shape, rounds_in_flight = "NONE", PLAIN, 0 if given.engine.disable_overlap_schedule else 1
+    merge = Merge()
     if given.spec is not None:
         algorithm = choose_algorithm(settings, given.target, given.available, given.notes)
         inspect_draft(settings, given.engine, given.target, given.draft, sizes.max_model_len, given.notes)
         shape = _shape(given, settings, algorithm, sizes.max_model_len)
         check_shape(shape, sizes.max_model_len)
+        if settings.merge is not None:
+            second = second_method(settings)
+            choose_algorithm(second, given.target, given.available, given.notes)
+            inspect_draft(second, given.engine, given.target, given.merge_draft, sizes.max_model_len, given.notes)
+            merge = choose_merge(second, settings.merge_num_steps, sizes.max_model_len, given.notes)
+            shape = merged_shape(settings, shape, merge.merge_num_steps, given.notes)
         rounds_in_flight = _rounds_in_flight(given, settings, shape)
         _note_what_has_no_effect(given, settings, shape)
     elif rounds_in_flight and not allows_v2(given.env):
@@ -126,6 +134,8 @@ def _resolve(given: _Given) -> SpecPlan:
         algorithm=algorithm,
         draft_model=None if settings.draft_model is None else os.fspath(settings.draft_model),
         **shape._asdict(),
+        static_tree=paths_of(settings),
+        **merge._asdict(),
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=given.engine.rounds_per_dispatch,
         accept_rule=settings.accept_rule,
@@ -184,29 +194,32 @@ def _device_choices(given: _Given) -> _DeviceChoices:
 def _shape(given: _Given, spec: SpecConfig, algorithm: str, max_model_len: int) -> TreeShape:
     """Returns the shape of the draft. A tree is automatic only where it does not cost the overlap unasked."""
     automatic, reason = automatic_chain(max_model_len)
-    architecture, trees = given.target.architecture, given.tree_algorithms
+    architecture = given.target.architecture
     prefers_tree = spec.draft_model is not None and architecture in TREE_TARGETS.get(algorithm, ())
-    if prefers_tree and algorithm in trees and TREE.num_steps < max_model_len:
+    if prefers_tree and TREE.num_steps < max_model_len and spec.merge is None:
         if given.v1_chosen or spec.overlap_trees:
             automatic, reason = TREE, f"automatic for {algorithm} on {architecture}"
         else:
             reason = f"automatic: the tree {tuple(TREE)} would run on v1; set overlap_trees=True to have it on v2"
-    shape, notes = fill_shape(spec, automatic, reason, max_model_len)
-    given.notes.extend(notes)
-    if shape.eagle_topk > 1 and algorithm not in trees:
-        raise ValueError(
-            f"eagle_topk={shape.eagle_topk} asks for a draft tree, which algorithm={algorithm!r} does not draft in "
-            f"this version (trees: {', '.join(sorted(trees)) or 'none'}); set eagle_topk=1."
-        )
+    own = spec
+    if spec.merge is not None and (spec.eagle_topk or 1) == 1:
+        own = dataclasses.replace(spec, num_draft_tokens=None)  # it counts the other method's drafts too
+    shape, notes = fill_shape(own, automatic, reason, max_model_len)
+    given.notes.extend(note for note in notes if spec.merge is None or note.field != "num_draft_tokens")
     return shape
+
+
+def _is_tree(spec: SpecConfig, shape: TreeShape) -> bool:
+    return shape.eagle_topk > 1 or spec.merge is not None
 
 
 def _rounds_in_flight(given: _Given, spec: SpecConfig, shape: TreeShape) -> int:
     """Returns 1 (v2) or 0 (v1); of several reasons for v1, the note has the first in order of precedence."""
     if given.engine.disable_overlap_schedule:
         reason = "disable_overlap_schedule is set"
-    elif shape.eagle_topk > 1 and not spec.overlap_trees:
-        reason = f"a draft tree (eagle_topk={shape.eagle_topk}) runs on v1; set overlap_trees=True to run it on v2"
+    elif _is_tree(spec, shape) and not spec.overlap_trees:
+        form = f"eagle_topk={shape.eagle_topk}" if spec.merge is None else f"merge={spec.merge!r}"
+        reason = f"a draft tree ({form}) runs on v1; set overlap_trees=True to run it on v2"
     elif not allows_v2(given.env):
         reason = f"{SPEC_V2_VARIABLE}={given.env[SPEC_V2_VARIABLE]}"
     else:
@@ -217,13 +230,13 @@ def _rounds_in_flight(given: _Given, spec: SpecConfig, shape: TreeShape) -> int:
 
 
 def _note_what_has_no_effect(given: _Given, spec: SpecConfig, shape: TreeShape) -> None:
-    if spec.overlap_trees and (shape.eagle_topk == 1 or given.v1_chosen):
-        why = "the draft is a chain" if shape.eagle_topk == 1 else "v1 was chosen"
+    if spec.overlap_trees and (given.v1_chosen or not _is_tree(spec, shape)):
+        why = "v1 was chosen" if _is_tree(spec, shape) else "the draft is a chain"
         given.note("overlap_trees", True, None, f"no effect: {why}", WARNING)
     defaults = SpecConfig()
     for name in ("ngram_min_match", "ngram_max_match"):
         value = getattr(spec, name)
-        if spec.algorithm != "NGRAM" and value != getattr(defaults, name):
+        if "NGRAM" not in (spec.algorithm, spec.merge) and value != getattr(defaults, name):
             given.note(name, value, None, f"no effect: the algorithm is {spec.algorithm}", WARNING)
     for name, instead in SGLANG_ENVIRONMENT.items():
         if given.env.get(name):

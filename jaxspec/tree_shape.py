@@ -1,10 +1,11 @@
 """The three numbers of a draft tree: num_steps, eagle_topk and num_draft_tokens, from those a user gave.
 
 A chain (eagle_topk=1) has num_draft_tokens = num_steps + 1, so one number gives the others. A tree has no natural
-width, so all three are needed.
+width, so all three are needed. A tree of fixed form has them all.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from jaxspec.config import SpecConfig
 from jaxspec.plan import OVERRIDE, Note
@@ -47,6 +48,9 @@ def fill_shape(spec: SpecConfig, automatic: TreeShape, reason: str, max_model_le
     Raises:
         ValueError: the numbers given leave another one open (the message names its flag), or contradict each other.
     """
+    paths = paths_of(spec)
+    if paths is not None:
+        return _static_shape(spec, paths)
     given = {name: getattr(spec, name) for name in TreeShape._fields}
     if all(value is None for value in given.values()):
         return automatic, [Note(name, None, getattr(automatic, name), reason) for name in TreeShape._fields]
@@ -60,6 +64,25 @@ def fill_shape(spec: SpecConfig, automatic: TreeShape, reason: str, max_model_le
                 "set all three numbers, or eagle_topk=1 for a chain."
             )
     return _fill_chain_or_keep(spec, *automatic_chain(max_model_len))
+
+
+def paths_of(spec: SpecConfig) -> tuple[tuple[int, ...], ...] | None:
+    """The nodes of a tree of fixed form, as `SpecConfig` left them; None where there is none."""
+    paths: Any = spec.static_tree
+    return paths
+
+
+def _static_shape(spec: SpecConfig, paths: Sequence[tuple[int, ...]]) -> tuple[TreeShape, list[Note]]:
+    """The numbers of a tree of fixed form; those given have to be just these."""
+    shape = TreeShape(len(paths[-1]), 1 + max(path[-1] for path in paths), 1 + len(paths))
+    notes = []
+    for name, value in shape._asdict().items():
+        given = getattr(spec, name)
+        if given is None:
+            notes.append(Note(name, None, value, "of static_tree"))
+        elif given != value:
+            raise ValueError(f"{name}={given} is not what static_tree has, {value}; leave it out, or change the tree.")
+    return shape, notes
 
 
 def check_shape(shape: TreeShape, max_model_len: int) -> None:

@@ -7,7 +7,6 @@ from jaxspec.plan import DraftInfo, Note, SpecPlan, TargetInfo
 from jaxspec.resolve import resolve
 
 ALL = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
-TREES = ("EAGLE", "EAGLE3", "STANDALONE")
 V1 = EngineConfig(disable_overlap_schedule=True)
 V2_OFF = {"JAXSPEC_ENABLE_SPEC_V2": "0"}
 
@@ -34,10 +33,10 @@ def plan_of(
     *,
     target: TargetInfo | None = None,
     draft: DraftInfo | None = None,
+    merge_draft: DraftInfo | None = None,
     engine: EngineConfig | None = None,
     env: dict[str, str] | None = None,
     available=ALL,
-    trees=TREES,
     page_size_default: int = 16,
     max_total_tokens_default: int = 65536,
     scan_layers_default: bool = False,
@@ -55,7 +54,7 @@ def plan_of(
         (draft or draft_info()) if has_draft else None,
         env or {},
         available=available,
-        tree_algorithms=trees,
+        merge_draft=merge_draft,
         page_size_default=page_size_default,
         max_total_tokens_default=max_total_tokens_default,
         scan_layers_default=scan_layers_default,

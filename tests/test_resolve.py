@@ -8,7 +8,7 @@ import pytest
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.resolve import resolve
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
-from tests.plans import ALL, TREES, V1, V2_OFF, draft_info, note_of, notes_of, plan_of, refusal, shape_of, target_info
+from tests.plans import ALL, V1, V2_OFF, draft_info, note_of, notes_of, plan_of, refusal, shape_of, target_info
 
 
 def test_plain_decoding_is_a_path_of_one():
@@ -143,13 +143,8 @@ ENGINES = [
     {"page_size": 10, "max_total_tokens": 101, "max_running_requests": 3},
     {"max_model_len": 64, "dtype": "float16", "rounds_per_dispatch": 4},
 ]
-MATRIX = [
-    case
-    for case in itertools.product(
-        ["EAGLE", "EAGLE3", "STANDALONE", "NGRAM"], NUMBERS, ENGINES, [False, True], [{}, V2_OFF]
-    )
-    if case[0] in TREES or case[1].get("eagle_topk", 1) == 1
-]
+METHODS = ["EAGLE", "EAGLE3", "STANDALONE", "NGRAM"]
+MATRIX = list(itertools.product(METHODS, NUMBERS, ENGINES, [False, True], [{}, V2_OFF]))
 
 
 @pytest.mark.parametrize(("algorithm", "numbers", "engine", "overlap_trees", "env"), MATRIX)

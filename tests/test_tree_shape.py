@@ -16,7 +16,6 @@ from tests.plans import V1, V2_OFF, note_of, notes_of, plan_of, refusal, shape_o
         ({"overlap_trees": True}, (5, 4, 8), 1),
         ({"engine": V1}, (5, 4, 8), 0),
         ({"env": V2_OFF}, (5, 4, 8), 0),
-        ({"overlap_trees": True, "trees": ()}, (3, 1, 4), 1),
         ({"overlap_trees": True, "target": target_info(architecture="Qwen3ForCausalLM")}, (3, 1, 4), 1),
         ({"engine": V1, "target": target_info(architecture="Qwen3ForCausalLM")}, (3, 1, 4), 0),
     ],
@@ -122,10 +121,3 @@ def test_the_largest_tree_is_accepted_and_one_node_more_is_not(num_steps, eagle_
     given = {"num_steps": num_steps, "eagle_topk": eagle_topk, "overlap_trees": True}
     assert plan_of("EAGLE", num_draft_tokens=sum(levels) + 1, **given).num_draft_tokens == sum(levels) + 1
     assert f"at most {sum(levels) + 1}" in refusal("EAGLE", num_draft_tokens=sum(levels) + 2, **given)
-
-
-@pytest.mark.parametrize("algorithm", ["NGRAM", "STANDALONE"])
-def test_trees_are_refused_by_name_where_they_do_not_run(algorithm):
-    message = refusal(algorithm, num_steps=5, eagle_topk=4, num_draft_tokens=8, trees=("EAGLE", "EAGLE3"))
-    for part in ("eagle_topk=4", f"algorithm={algorithm!r}", "trees: EAGLE, EAGLE3", "set eagle_topk=1"):
-        assert part in message

@@ -89,6 +89,13 @@ class TreeShape(NamedTuple):
         """Whether children come with scores, which a choice among them needs."""
         return self.topk > 1 or self.scores_chain
 
+    def limited(self) -> "TreeShape":
+        """With no more nodes than there are candidates: what one method can give to a tree that it shares."""
+        if self.static is not None:
+            return self._replace(num_nodes=1 + len(self.static.paths))
+        most = 1 + self.topk + (self.num_steps - 1) * self.topk**2
+        return self._replace(num_nodes=min(self.num_nodes, most))
+
 
 class Shaped:
     """What a method says of its trees, by the one shape that they have."""

@@ -1,0 +1,80 @@
+"""The second method of a merged tree: which one, how long its chain is, and how many nodes both share."""
+
+import dataclasses
+import os
+from typing import NamedTuple
+
+from jaxspec.config import SpecConfig
+from jaxspec.draft_choice import WITH_DRAFT_MODEL
+from jaxspec.plan import Note
+from jaxspec.tree_shape import TreeShape
+
+# Automatic length of the second chain: a lookup's copy is right for long or not at all.
+MERGED_STEPS = 7
+
+
+class Merge(NamedTuple):
+    """A second method's chain in the same tree; the fields are those of `SpecPlan`."""
+
+    merge: str | None = None
+    merge_draft_model: str | None = None
+    merge_num_steps: int = 0
+
+
+def second_method(spec: SpecConfig) -> SpecConfig:
+    """The settings of the method that is merged in, so that it is checked as the first one is.
+
+    Raises:
+        ValueError: it could add nothing to the first one, or lacks its checkpoint.
+    """
+    if spec.merge in WITH_DRAFT_MODEL and spec.merge_draft_model is None:
+        raise ValueError(f"merge={spec.merge!r} needs a draft model of its own; set merge_draft_model.")
+    second = dataclasses.replace(
+        spec,
+        algorithm=str(spec.merge),
+        draft_model=spec.merge_draft_model,
+        merge=None,
+        merge_draft_model=None,
+        merge_num_steps=None,
+    )
+    same = (second.algorithm, second.draft_model) == (spec.algorithm, spec.draft_model)
+    if same or second.algorithm == "NEXTN":
+        raise ValueError(f"merge={spec.merge!r} adds nothing to algorithm={spec.algorithm!r}; set another method.")
+    return second
+
+
+def choose_merge(second: SpecConfig, steps: int | None, max_model_len: int, notes: list[Note]) -> Merge:
+    """The method and the length of its chain.
+
+    Raises:
+        ValueError: the chain is as long as the context.
+    """
+    if steps is None:
+        steps = max(1, min(MERGED_STEPS, max_model_len - 1))
+        notes.append(Note("merge_num_steps", None, steps, "automatic; set merge_num_steps"))
+    if steps >= max_model_len:
+        raise ValueError(
+            f"merge_num_steps={steps} is as long as the context, max_model_len={max_model_len}; "
+            f"set it to at most {max_model_len - 1}."
+        )
+    return Merge(second.algorithm, None if second.draft_model is None else os.fspath(second.draft_model), steps)
+
+
+def merged_shape(spec: SpecConfig, own: TreeShape, steps: int, notes: list[Note]) -> TreeShape:
+    """The shape of a tree that a chain of `steps` drafts shares with the first method's `own`.
+
+    Raises:
+        ValueError: num_draft_tokens holds less than the longest path, or more than both have.
+    """
+    least, most = max(own.num_steps, steps) + 1, own.num_draft_tokens + steps
+    nodes = spec.num_draft_tokens
+    if nodes is None or spec.static_tree is not None:
+        reason = "all drafts of both methods, and the root; fewer keep the likeliest"
+        notes.append(Note("num_draft_tokens", nodes, most, reason))
+        return own._replace(num_draft_tokens=most)
+    if not least <= nodes <= most:
+        raise ValueError(
+            f"num_draft_tokens={nodes} does not suit a tree of num_steps={own.num_steps} and "
+            f"eagle_topk={own.eagle_topk} merged with a chain of merge_num_steps={steps}; set from {least} to {most}."
+        )
+    return own._replace(num_draft_tokens=nodes)

@@ -104,6 +104,9 @@ SPEC_FLAGS = {
     "ngram_min_match": ("--speculative-ngram-min-match-window-size 2", 2),
 }
 
+# Tested together: some of them need each other.
+TREE_FIELDS = ("static_tree", "merge", "merge_draft_model", "merge_num_steps")
+
 
 @pytest.mark.parametrize(
     ("settings", "build", "flags", "needed"),
@@ -115,10 +118,19 @@ SPEC_FLAGS = {
 )
 def test_every_setting_has_a_flag_that_sets_it_alone(settings, build, flags, needed):
     fields = {field.name for field in dataclasses.fields(settings)} - {"algorithm"}
-    assert fields == set(flags)
+    assert fields - {*TREE_FIELDS} == set(flags)
     plain = vars(build(parse(*needed.split())))
     for name, (text, value) in flags.items():
         assert vars(build(parse(*needed.split(), *text.split()))) == {**plain, name: value}, name
+
+
+def test_static_and_merged_trees_have_flags(tmp_path):
+    file = tmp_path / "tree.json"
+    file.write_text("[[0], [1]]")
+    text = f"--static-tree {file} --merge standalone --merge-draft-model folder --merge-num-steps 4"
+    spec = cli.spec_config(parse(*f"--speculative-algorithm ngram {text}".split()))
+    assert spec is not None
+    assert [getattr(spec, name) for name in TREE_FIELDS] == [((0,), (1,)), "STANDALONE", "folder", 4]
 
 
 def test_the_draft_model_and_the_match_lengths_have_both_names():

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from jaxspec.config import SamplingParams
@@ -28,13 +29,10 @@ from tests.scripted import NO_DRAFT, Scripted, script_leaves
 from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of, run, tiny_head, tiny_model
 
 MAX_LEN, NUM_ROWS, NUM_STEPS, DEVICE_TOKENS = 96, 3, 3, 384
+DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree")
 HEADS = ("eagle", "eagle3")
-DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree", *HEADS)
-# Trees of drafts, by their sizes: (num_steps, topk, num_draft_tokens).
-TREES = (
-    *(f"{draft}-{sizes}" for sizes in ("3-2-6", "5-4-8", "4-8-32") for draft in HEADS),
-    *("good-5-4-8", "good-4-8-32"),
-)
+# Drafts by their sizes: (num_steps, topk, num_draft_tokens); a chain is the tree of one branch.
+TREES = (*(f"{head}-{sizes}" for sizes in ("3-1-4", "3-2-6", "5-4-8", "4-8-32") for head in HEADS), "sure-5-4-8")
 SCRIPTED = {"chain": Scripted(NUM_STEPS, is_chain=True), "tree": Scripted(NUM_STEPS, is_chain=False)}
 # v1, v2, and v2 with several rounds a dispatch: (rounds in flight, rounds per dispatch).
 SCHEDULES = {"v1": (0, 1), "v2": (1, 1), "r4": (1, 4)}
@@ -76,6 +74,13 @@ def nearly(leaves: tuple[jax.Array, ...], noise: float) -> tuple[jax.Array, ...]
     return tuple(leaf * (1 + noise * jax.random.normal(key, leaf.shape)) for leaf, key in zip(leaves, keys))
 
 
+def sure(leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Weights whose logits are 4 times larger: a draft that is so sure grows deep trees and not wide ones."""
+    model = target()[0].bind(leaves)
+    model.norm.weight[...] *= 4
+    return tuple(jax.tree.leaves(nnx.state(model)))
+
+
 @functools.cache
 def random_head(name: str) -> tuple[Network, tuple[jax.Array, ...]]:
     """EAGLE's as published; EAGLE-3's with a part of the vocabulary, and switches that most heads leave off."""
@@ -85,9 +90,9 @@ def random_head(name: str) -> tuple[Network, tuple[jax.Array, ...]]:
 
 
 def draft_of(name: str) -> tuple[DraftMethod | None, tuple[jax.Array, ...]]:
-    """A draft and its weights, by a name of `DRAFTS`, with sizes behind it where it is not a chain of `NUM_STEPS`.
+    """A draft and its weights, by a name of `DRAFTS` or `TREES`; a model or head without sizes drafts a chain.
 
-    STANDALONE's three have one program; a script's leaves come with `follow`. The heads are random.
+    STANDALONE's have one program; a script's leaves come with `follow`. The heads are random.
     """
     network, leaves = target()
     name, *sizes = name.split("-")
@@ -101,7 +106,8 @@ def draft_of(name: str) -> tuple[DraftMethod | None, tuple[jax.Array, ...]]:
     if name in HEADS:
         head, weights = random_head(name)
         return Feature(head, shape), weights
-    weights = {"identical": leaves, "good": nearly(leaves, 0.04), "bad": tiny_model(1)[1]}
+    good = nearly(leaves, 0.04)
+    weights = {"identical": leaves, "good": good, "sure": sure(good), "bad": tiny_model(1)[1]}
     return Standalone(network, shape, VOCAB), weights[name]
 
 

@@ -41,7 +41,8 @@ METHODS: dict[str, tuple[DraftMethod, tuple[Any, ...]]] = {
     "ngram": (Ngram(3, 1, 3), ()),
     "standalone": (Standalone(NETWORK, chain(3), VOCAB), LEAVES),
     "feature chain": (Feature(HEAD, chain(3)), HEAD_LEAVES),
-    "feature tree": (Feature(HEAD, TreeShape(3, 2, 6)), HEAD_LEAVES),
+    "feature tree": (Feature(HEAD, TreeShape(5, 4, 8)), HEAD_LEAVES),
+    "feature tree of EAGLE-2's size": (Feature(HEAD, TreeShape(8, 10, 60)), HEAD_LEAVES),
 }
 
 

@@ -147,6 +147,41 @@ def test_what_is_impossible_is_no_draft(shape):
     assert any(-1 in row for row in tokens) == (shape.num_nodes - 1 > num_possible)
 
 
+def accept_lengths(
+    law: np.ndarray, tokens: list[int], parents: list[int], num_texts: int, num_steps: int
+) -> np.ndarray:
+    """Of a tree below `tokens[0]`, for texts that are drawn from the law: accepted drafts and the token after them."""
+    child = np.full((len(tokens), VOCAB), -1)
+    for node in range(1, len(tokens)):
+        child[parents[node], tokens[node]] = node
+    rng = np.random.default_rng(0)
+    last, path_sum = np.full((2, num_texts), tokens[0])
+    node, going, lengths = np.zeros(num_texts, int), np.ones(num_texts, bool), np.ones(num_texts, int)
+    for _ in range(num_steps):
+        upto = np.cumsum(np.exp(law[path_sum % 2, last]), axis=1)
+        last = (upto > rng.random((num_texts, 1)) * upto[:, -1:]).argmax(axis=1)
+        path_sum = path_sum + last
+        going &= child[node, last] >= 0
+        node = np.where(going, child[node, last], node)
+        lengths += going
+    return lengths
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_calibrated_drafts_own_probabilities_predict_the_accept_length(shape):
+    """Its law is the target's: the tree's paths are as likely as they seem, and no tree of another rank is better."""
+    law = random_law(6)
+    tree, _ = grow_by_table(law, shape)
+    for tokens, parents in zip(tree.tokens.tolist(), tree.parents.tolist()):
+        path_sum, likely = [tokens[0]], [1.0]
+        for token, parent in zip(tokens[1:], parents[1:]):
+            likely.append(likely[parent] * np.exp(law[path_sum[parent] % 2, tokens[parent], token]))
+            path_sum.append(path_sum[parent] + token)
+        measured = accept_lengths(law, tokens, parents, 20_000, shape.num_steps).mean()
+        assert abs(measured / sum(likely) - 1) < 0.05
+        assert sum(likely) > 1.5
+
+
 def test_scores_are_log_probabilities_and_never_above_zero():
     scores = jnp.array([[1.0, 3.0, -jnp.inf, 2.0], [90.0, -jnp.inf, -jnp.inf, -jnp.inf]])
     found = best_children(scores, 2)

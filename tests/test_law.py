@@ -149,6 +149,7 @@ def test_a_constant_draft_is_accepted_as_often_as_the_law_draws_its_token():
         weights,
         num_rows=64,
         num_pages=256,
+        chunked_prefill_size=160,
         prefill_chunk_buckets=(len(PROMPT), 160),
         decode_row_buckets=(64,),
     )

@@ -169,7 +169,7 @@ def accept_lengths(
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_calibrated_drafts_own_probabilities_predict_the_accept_length(shape):
-    """Its law is the target's: the tree's paths are as likely as they seem, and no tree of another rank is better."""
+    """Its law is the target's: the tree's paths are as likely as they seem."""
     law = random_law(6)
     tree, _ = grow_by_table(law, shape)
     for tokens, parents in zip(tree.tokens.tolist(), tree.parents.tolist()):
@@ -177,9 +177,9 @@ def test_a_calibrated_drafts_own_probabilities_predict_the_accept_length(shape):
         for token, parent in zip(tokens[1:], parents[1:]):
             likely.append(likely[parent] * np.exp(law[path_sum[parent] % 2, tokens[parent], token]))
             path_sum.append(path_sum[parent] + token)
-        measured = accept_lengths(law, tokens, parents, 20_000, shape.num_steps).mean()
-        assert abs(measured / sum(likely) - 1) < 0.05
-        assert sum(likely) > 1.5
+        measured = accept_lengths(law, tokens, parents, 100_000, shape.num_steps).mean()
+        # Without the root, which is always accepted: closer than the whole length's 5 %.
+        assert abs((measured - 1) / sum(likely[1:]) - 1) < 0.05
 
 
 def test_scores_are_log_probabilities_and_never_above_zero():

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from jaxspec.config import SamplingParams
@@ -29,13 +30,13 @@ from tests.scripted import NO_DRAFT, Scripted, script_leaves
 from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of, run, scored, tiny_head, tiny_model
 
 MAX_LEN, NUM_ROWS, NUM_STEPS, DEVICE_TOKENS = 96, 3, 3, 384
+DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree")
 HEADS = ("eagle", "eagle3")
-DRAFTS = ("ngram", "identical", "good", "bad", "chain", "tree", *HEADS)
-# Trees of drafts: by their sizes (num_steps, topk, num_draft_tokens), of a fixed form, or merged with another draft.
+# Drafts by their sizes (num_steps, topk, num_draft_tokens; a chain is the tree of one branch), as trees of a fixed
+# form, or merged with another draft.
 TREES = (
-    *(f"{draft}-{form}" for form in ("3-2-6", "5-4-8", "4-8-32", "static") for draft in HEADS),
-    *("good-5-4-8", "good-4-8-32", "good-static", "ngram-3-3-8"),
-    *("eagle3-ngram", "good-ngram", "good-eagle"),
+    *(f"{head}-{form}" for form in ("3-1-4", "3-2-6", "5-4-8", "4-8-32", "static") for head in HEADS),
+    *("sure-5-4-8", "sure-static", "ngram-3-3-8", "eagle3-ngram", "sure-ngram", "sure-eagle"),
 )
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 1), (0, 0, 0), (2, 1, 1))
 STATIC = TreeShape(3, 3, 1 + len(PATHS), StaticTree(PATHS))
@@ -80,6 +81,13 @@ def nearly(leaves: tuple[jax.Array, ...], noise: float) -> tuple[jax.Array, ...]
     return tuple(leaf * (1 + noise * jax.random.normal(key, leaf.shape)) for leaf, key in zip(leaves, keys))
 
 
+def sure(leaves: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Weights whose logits are 4 times larger: a draft that is so sure grows deep trees and not wide ones."""
+    model = target()[0].bind(leaves)
+    model.norm.weight[...] *= 4
+    return tuple(jax.tree.leaves(nnx.state(model)))
+
+
 @functools.cache
 def random_head(name: str) -> tuple[Network, tuple[jax.Array, ...]]:
     """EAGLE's as published; EAGLE-3's with a part of the vocabulary, and switches that most heads leave off."""
@@ -89,9 +97,9 @@ def random_head(name: str) -> tuple[Network, tuple[jax.Array, ...]]:
 
 
 def draft_of(name: str) -> tuple[DraftMethod | None, tuple[Any, ...]]:
-    """A draft and its weights, by a name of `DRAFTS`, with sizes behind it where it is not a chain of `NUM_STEPS`.
+    """A draft and its weights, by a name of `DRAFTS` or `TREES`; a model or head without sizes drafts a chain.
 
-    STANDALONE's three have one program; a script's leaves come with `follow`. The heads are random.
+    STANDALONE's have one program; a script's leaves come with `follow`. The heads are random.
     """
     name, *sizes = name.split("-")
     if name == "plain":
@@ -102,7 +110,7 @@ def draft_of(name: str) -> tuple[DraftMethod | None, tuple[Any, ...]]:
         return _method(name, chain(NUM_STEPS))
     if sizes == ["static"]:
         return _method(name, STATIC)
-    if sizes[0] in DRAFTS:
+    if len(sizes) == 1:
         (first, weights), (second, others) = _method(name, scored(NUM_STEPS)), _method(sizes[0], scored(5))
         # A chain of 3 and one of 5 below the root, cut to the better 6 of the 8.
         return Merged((first, second), 7), (weights, others)
@@ -117,7 +125,8 @@ def _method(name: str, shape: TreeShape) -> tuple[DraftMethod, tuple[jax.Array, 
     if name in HEADS:
         head, weights = random_head(name)
         return Feature(head, shape), weights
-    weights = {"identical": leaves, "good": nearly(leaves, 0.04), "bad": tiny_model(1)[1]}
+    good = nearly(leaves, 0.04)
+    weights = {"identical": leaves, "good": good, "sure": sure(good), "bad": tiny_model(1)[1]}
     return Standalone(network, shape, VOCAB), weights[name]
 
 

@@ -13,12 +13,13 @@ import pytest
 from scipy.special import gammaincc
 
 from jaxspec.config import SamplingParams
+from jaxspec.draft.feature import Feature
 from jaxspec.draft.ngram import Ngram
 from jaxspec.draft.standalone import Standalone
 from jaxspec.metrics import RoundStats
 from jaxspec.request import Request
 from tests.dense import dense_logits
-from tests.tiny import chain, make_engine, requests_of, run, tiny_model
+from tests.tiny import chain, make_engine, requests_of, run, tiny_config, tiny_head, tiny_model
 
 VOCAB, NUM_STEPS, NUM_TOKENS = 16, 3, 3
 PROMPT = (1, 7, 1, 7)  # repeats, so that prompt lookup finds something
@@ -134,3 +135,37 @@ def test_the_tables_tell_laws_apart():
         law = exact({"temperature": 1.0, **other}).ravel()
         outputs = np.array(np.unravel_index(rng.choice(law.size, PER_LAW, p=law), joint.shape)).T
         assert (least_p_value(outputs, joint) > LEAST_P_VALUE) == passes
+
+
+def test_a_constant_draft_is_accepted_as_often_as_the_law_draws_its_token():
+    """A head with one token in its vocabulary, judged once a round."""
+    network, leaves = MODEL()
+    layer = tiny_config(num_hidden_layers=1, vocab_size=VOCAB)
+    head, weights = tiny_head(0, fused=True, layer=layer, draft_vocab=1)
+    (constant,) = (int(leaf[0]) for leaf in weights if leaf.dtype == np.int32)
+    engine = make_engine(
+        (network, leaves),
+        Feature(head, chain(1)),
+        weights,
+        num_rows=64,
+        num_pages=256,
+        chunked_prefill_size=160,
+        prefill_chunk_buckets=(len(PROMPT), 160),
+        decode_row_buckets=(64,),
+    )
+    params = [SamplingParams(seed=seed, max_tokens=40) for seed in range(256)]
+    requests = run(engine, requests_of([list(PROMPT)] * len(params), params, vocab=VOCAB))
+    accepted, likely = 0, []
+    for request in requests:
+        logits = dense_logits(MODEL(), request.sequence)
+        position = len(PROMPT) - 1
+        for emission in request.emissions:
+            if emission.proposed:
+                assert emission.proposed == 1
+                likely.append(law_of(logits[position], temperature=1.0)[constant])
+                accepted += emission.accepted
+            position += emission.count
+    expected, spread = np.sum(likely), np.sum(np.array(likely) * (1 - np.array(likely))) ** 0.5
+    assert expected > 100
+    assert abs(accepted - expected) < 4 * spread
+    assert engine.metrics.accepted == accepted

@@ -43,7 +43,8 @@ METHODS: dict[str, tuple[DraftMethod, Any]] = {
     "standalone": (Standalone(NETWORK, chain(3), VOCAB), LEAVES),
     "ngram tree": (Ngram(TreeShape(3, 2, 6), 1, 3), ()),
     "feature chain": (Feature(HEAD, chain(3)), HEAD_LEAVES),
-    "feature tree": (Feature(HEAD, TreeShape(3, 2, 6)), HEAD_LEAVES),
+    "feature tree": (Feature(HEAD, TreeShape(5, 4, 8)), HEAD_LEAVES),
+    "feature tree of EAGLE-2's size": (Feature(HEAD, TreeShape(8, 10, 60)), HEAD_LEAVES),
     "merged": (Merged((Feature(HEAD, scored(3)), Ngram(scored(3), 1, 3)), 7), (HEAD_LEAVES, ())),
 }
 

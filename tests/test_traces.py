@@ -9,12 +9,14 @@ import pytest
 
 import jaxspec.state
 from jaxspec.config import SamplingParams
+from jaxspec.draft.feature import Feature
+from jaxspec.draft.grow import TreeShape
 from jaxspec.draft.standalone import Standalone
 from jaxspec.engine import Engine
 from jaxspec.launch import warm_up
 from jaxspec.metrics import RoundStats
 from jaxspec.request import Request
-from tests.cases import MAX_LEN, NUM_STEPS, SCHEDULES, engine_of, nearly, target
+from tests.cases import MAX_LEN, NUM_STEPS, SCHEDULES, engine_of, nearly, random_head, target
 from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of
 
 LONGEST = 80  # most output tokens of a request
@@ -75,8 +77,7 @@ def serve(engine: Engine, requests: list[Request], rng: random.Random, abort_rat
     return aborted
 
 
-def test_nothing_is_traced_or_compiled_after_warm_up():
-    """Public report: the first sampled request recompiles verify in the middle of a run."""
+def chain_of_a_model() -> Engine:
     network, leaves = target()
     # The number of logprobs makes the program one that no other test has compiled.
     runner = make_runner(
@@ -86,9 +87,24 @@ def test_nothing_is_traced_or_compiled_after_warm_up():
         max_model_len=MAX_LEN,
         num_top_logprobs=5,
     )
-    engine = engine_over(
+    return engine_over(
         runner, chunked_prefill_size=32, prefill_chunk_buckets=(8, 32), decode_row_buckets=(1, 4), pool_pages=12
     )
+
+
+def tree_of_a_head() -> Engine:
+    head, leaves = random_head("eagle3")
+    method = Feature(head, TreeShape(5, 4, 8))
+    runner = make_runner(target(), method, leaves, max_model_len=MAX_LEN, num_top_logprobs=5)
+    return engine_over(
+        runner, chunked_prefill_size=32, prefill_chunk_buckets=(32,), decode_row_buckets=(4,), pool_pages=12
+    )
+
+
+@pytest.mark.parametrize(("make", "buckets"), [(chain_of_a_model, {(1, 4), (8, 32)}), (tree_of_a_head, {(4,), (32,)})])
+def test_nothing_is_traced_or_compiled_after_warm_up(make, buckets):
+    """Public report: the first sampled request recompiles verify in the middle of a run."""
+    engine = make()
     with compile_events() as events:
         warm_up(engine, progress=False)
         assert any(TRACED in event for event in events)
@@ -99,7 +115,7 @@ def test_nothing_is_traced_or_compiled_after_warm_up():
         assert not events
     assert engine.metrics.finished == 200
     assert engine.metrics.preemptions > 0
-    assert {engine.limits.row_buckets, engine.limits.chunk_buckets} == {(1, 4), (8, 32)}
+    assert {engine.limits.row_buckets, engine.limits.chunk_buckets} == buckets
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

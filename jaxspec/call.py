@@ -113,6 +113,8 @@ def params_for(params: SamplingParams | Sequence[SamplingParams] | None, num_pro
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
+    if not isinstance(params, Sequence) or isinstance(params, str):
+        raise TypeError(f"params must be SamplingParams, or a list of them, not {type(params).__name__}.")
     listed = list(params)
     wrong = next((item for item in listed if not isinstance(item, SamplingParams)), None)
     if wrong is not None:

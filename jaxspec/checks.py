@@ -77,6 +77,8 @@ def check_path(name: str, value: object, *, hint: str = "leave it out if there i
     path = os.fspath(value)
     if not isinstance(path, str) or not path.strip():
         raise ValueError(f"{name}={path!r} must be a path that is not empty; {hint}.")
+    if "\0" in path:
+        raise ValueError(f"{name}={path!r} holds a NUL, which no path can; {hint}.")
     return path
 
 

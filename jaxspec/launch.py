@@ -75,10 +75,28 @@ def launch(
         page_size=plan.page_size,
         dtype=dtype,
     )
-    engine = Engine(Runner(program, params, shape), plan, settings)
+    engine = Engine(make_runner(program, params, shape), plan, settings)
     if settings.warmup:
         warm_up(engine, settings.progress)
     return engine
+
+
+def make_runner(program: Program, params: Params, shape: RunnerShape) -> Runner:
+    """The device side.
+
+    Raises:
+        ValueError: its state does not fit into the memory.
+    """
+    try:
+        return Runner(program, params, shape)
+    except RuntimeError as error:  # jax's own class derives from it
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ValueError(
+            f"the state of max_running_requests={shape.num_rows} rows of max_model_len={shape.max_model_len} tokens "
+            f"and max_stop_token_ids={shape.num_stop_ids}, and {shape.num_pages} pages of {shape.page_size} tokens, do "
+            "not fit into the memory; set less."
+        ) from error
 
 
 def warm_up(engine: Engine, progress: bool | None = None) -> None:

@@ -117,24 +117,21 @@ class LLM:
         Requests are checked and queued at once. Closing the iterator aborts what is not finished; so does dropping it.
         """
         listed = as_prompts(prompts)
-        chosen = params_for(params, len(listed))
-        call = None
+        call = Call(
+            listed,
+            params_for(params, len(listed)),
+            call_id=next(self._call_ids),
+            tokenizer=self.tokenizer,
+            rules=self._rules,
+            rng=self._rng,
+        )
         try:
             with self._turns.take():
                 self._end_abandoned()
-                call = Call(
-                    listed,
-                    chosen,
-                    call_id=next(self._call_ids),
-                    tokenizer=self.tokenizer,
-                    rules=self._rules,
-                    rng=self._rng,
-                )
                 self._submit(call)
             return ChunkStream(call, advance=self._advance, abort=self._abort, abandon=self._abandon)
         except BaseException:
-            if call is not None:
-                self._abort(call)
+            self._abort(call)
             raise
 
     def _submit(self, call: Call) -> None:

@@ -8,6 +8,8 @@ from jaxspec.plan import OVERRIDE, WARNING, Note, TargetInfo
 MAX_RUNNING_REQUESTS = 48
 # Shortest automatic chunk of a prompt that prefill is compiled for.
 SMALLEST_CHUNK = 64
+# How many times the most that can come the largest bucket may be.
+MAX_PADDING = 4
 
 
 class Sizes(NamedTuple):
@@ -99,7 +101,9 @@ def _check_context(engine: EngineConfig, target: TargetInfo, total: int, length:
 
 def _row_buckets(engine: EngineConfig, rows: int, notes: list[Note]) -> tuple[int, ...]:
     if engine.decode_row_buckets is not None:
-        return tuple(engine.decode_row_buckets)
+        given = tuple(engine.decode_row_buckets)
+        _check_padding("decode_row_buckets", given, "max_running_requests", rows)
+        return given
     buckets = _ladder(1, rows, factor=2)
     reason = "powers of two up to max_running_requests; set decode_row_buckets"
     notes.append(Note("decode_row_buckets", None, buckets, reason))
@@ -119,7 +123,17 @@ def _chunk_buckets(engine: EngineConfig, chunk: int, notes: list[Note]) -> tuple
             f"chunked_prefill_size=None computes in one step; add a bucket of at least {chunk}, or set "
             f"chunked_prefill_size={buckets[-1]}."
         )
+    _check_padding("prefill_chunk_buckets", buckets, "the longest chunk", chunk)
     return buckets
+
+
+def _check_padding(name: str, buckets: tuple[int, ...], limit_name: str, limit: int) -> None:
+    """Refuses buckets that nothing comes near to filling: memory and time would go into padding."""
+    most = max(MAX_PADDING * limit, SMALLEST_CHUNK)
+    if buckets[-1] > most:
+        raise ValueError(
+            f"{name}={list(buckets)} holds {buckets[-1]}, far beyond {limit_name}={limit}; set at most {most}."
+        )
 
 
 def _ladder(first: int, last: int, *, factor: int) -> tuple[int, ...]:

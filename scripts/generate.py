@@ -65,6 +65,8 @@ def read_prompts(args: argparse.Namespace, *, only_ids: bool) -> list[Any]:
         texts = [_read("-")]
         if not texts[0]:
             raise ValueError("stdin is empty; pipe a prompt in, or give --prompt, --file, --lines or --prompt-ids.")
+    if "" in texts:
+        raise ValueError("a prompt is empty; give at least one character.")
     if only_ids and texts:
         raise ValueError("--skip-tokenizer-init runs on token ids alone; give the prompt with --prompt-ids.")
     if not args.chat:

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.call import as_prompts, encode_prompt
+from jaxspec.call import as_prompts, encode_prompt, params_for
+from jaxspec.config import SamplingParams
 from tests.loading.vocabularies import CHAT, byte_level_keys, from_metadata
 
 CHATTY = from_metadata(byte_level_keys(), chat_template=CHAT)
@@ -120,3 +121,9 @@ def test_a_template_that_fails_on_the_messages_is_named():
     tokenizer = from_metadata(byte_level_keys(), chat_template="{{ messages[0].content + 1 }}")
     with pytest.raises(ValueError, match="prompt 3: the model's chat template refuses the messages: can only conc"):
         encode_prompt([said("x")], 3, tokenizer)
+
+
+@pytest.mark.parametrize("params", [3, {"temperature": 0.0}, "greedy", SamplingParams])
+def test_params_of_another_class_are_refused(params):
+    with pytest.raises(TypeError, match="SamplingParams"):
+        params_for(params, 1)

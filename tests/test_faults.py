@@ -13,6 +13,7 @@ import pytest
 
 from jaxspec import LLM, SamplingParams
 from jaxspec.engine import Engine
+from jaxspec.launch import make_runner
 from jaxspec.turns import DeferredInterrupt, Turns
 from tests.cases import MAX_LEN, ONE_BUCKET, engine_of, runner_of
 from tests.tiny import engine_over, requests_of, run
@@ -315,3 +316,10 @@ class TestThreads:
             pass
         with turns.take() as is_mine:
             assert is_mine
+
+
+def test_a_state_beyond_the_memory_is_refused_with_its_sizes():
+    """Found by use: the compiler's own error, which names no setting."""
+    runner = runner_of("plain")
+    with pytest.raises(ValueError, match=r"max_running_requests=2147483647 rows .* do not fit into the memory"):
+        make_runner(runner.program, runner.params, runner.shape._replace(num_rows=2**31 - 1))

@@ -70,3 +70,19 @@ def test_chunk_buckets_that_hold_no_whole_prompt_are_refused():
     message = refusal(engine=EngineConfig(prefill_chunk_buckets=[64, 256], chunked_prefill_size=None))
     for part in ("prefill_chunk_buckets=[64, 256]", "the 4096 tokens", "bucket of at least 4096", "size=256"):
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"decode_row_buckets": [4, 10**9], "max_running_requests": 4},
+            ["decode_row_buckets", "10000000", "at most 64"],
+        ),
+        ({"prefill_chunk_buckets": [64, 10**9]}, ["prefill_chunk_buckets", "chunk=512", "at most 2048"]),
+    ],
+)
+def test_a_bucket_that_nothing_comes_near_to_filling_is_refused(settings, words):
+    """Found by use: the process was aborted in the compiler, without a Python error."""
+    message = refusal(engine=EngineConfig(**settings))
+    assert all(word in message for word in words), message

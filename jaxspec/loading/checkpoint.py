@@ -74,7 +74,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     name = check_path("model", path, hint=f"give a folder, a .gguf file or {EMBEDDED_NAMES[0]!r}")
     place = Path(os.path.expanduser(name))
-    if not place.exists():
+    if not _exists(place):
         if name.lower() in EMBEDDED_NAMES:
             return GGUFCheckpoint(find_embedded_model())
         raise FileNotFoundError(
@@ -197,10 +197,18 @@ def _indexed_files(index: Path) -> list[SafetensorsFile]:
     return list(files.values())
 
 
+def _exists(path: Path) -> bool:
+    """Whether there is such a file or folder; False for a name that the system takes for no path."""
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long
+        return False
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; expected a JSON object.")

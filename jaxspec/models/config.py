@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 # The keys of `jaxspec.models.MODELS`; kept here so that host files can read the names without importing jax.
@@ -13,6 +13,7 @@ ARCHITECTURE_OF_MODEL_TYPE = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+MAX_LAYERS = 1024  # far above any model: more is a damaged file
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 _Value = TypeVar("_Value", int, float)
@@ -114,6 +115,10 @@ class ModelConfig:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}.")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even and at least 2: rotary positions pair dimensions.")
+        if not 0 <= self.rms_norm_eps < 1:
+            raise ValueError(f"rms_norm_eps={self.rms_norm_eps} must be at least 0 and below 1.")
+        if self.num_layers > MAX_LAYERS:
+            raise ValueError(f"num_layers={self.num_layers} is more than {MAX_LAYERS}.")
         if self.max_position < 1:
             raise ValueError(f"max_position={self.max_position} must be at least 1.")
         if self.hidden_act != "silu":
@@ -135,7 +140,7 @@ class ModelConfig:
         max_position = _number(config, "max_position_embeddings", int)
         # Qwen2 has no bias switch: q, k and v always carry one. Elsewhere one switch covers all four projections.
         is_qwen2 = architecture == "Qwen2ForCausalLM"
-        attention_bias = bool(config.get("attention_bias"))
+        attention_bias = _switch(config, "attention_bias")
         activation = config.get("hidden_act") or "silu"
         return cls(
             architecture=architecture,
@@ -149,10 +154,10 @@ class ModelConfig:
             rms_norm_eps=_number(config, "rms_norm_eps", float, default=1e-6),
             max_position=max_position,
             rope=_rope(config, max_position),
-            tie_embeddings=bool(config.get("tie_word_embeddings")),
+            tie_embeddings=_switch(config, "tie_word_embeddings"),
             qkv_bias=is_qwen2 or attention_bias,
             o_bias=attention_bias and not is_qwen2,
-            mlp_bias=architecture == "LlamaForCausalLM" and bool(config.get("mlp_bias")),
+            mlp_bias=architecture == "LlamaForCausalLM" and _switch(config, "mlp_bias"),
             qk_norm=architecture == "Qwen3ForCausalLM",
             hidden_act="silu" if activation == "swish" else activation,  # two names of one function
         )
@@ -162,7 +167,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
     """The architecture's name; what the wrapper says goes before what its text_config says, where we know it."""
     names = []
     for part in (config, config.get("text_config") or {}):
-        names += list(part.get("architectures") or [])[:1]
+        said = part.get("architectures") or []
+        if not isinstance(said, Sequence) or isinstance(said, str):
+            raise ValueError(f"the model's config has architectures={said!r}; expected a list of names.")
+        names += list(said)[:1]
         if part.get("model_type") in ARCHITECTURE_OF_MODEL_TYPE and not part.get("architectures"):
             names.append(ARCHITECTURE_OF_MODEL_TYPE[part["model_type"]])
     known = [name for name in names if name in KNOWN_ARCHITECTURES]
@@ -203,7 +211,10 @@ def _default_head_dim(architecture: str, hidden_size: int, num_heads: int) -> in
 
 def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     """Both wordings into one: fields that the kind does not use are left at their defaults."""
-    said = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(said, Mapping):
+        raise ValueError(f"the model's config has rope_scaling={said!r}; expected an object, or null.")
+    said = dict(said)
     if any(isinstance(value, Mapping) for value in said.values()):
         raise ValueError(
             f"rope parameters by layer type ({', '.join(said)}) are not supported; one rope for all layers."
@@ -262,6 +273,14 @@ def _optional_float(values: Mapping[str, Any], name: str) -> float | None:
     return None if values.get(name) is None else _number(values, name, float)
 
 
+def _switch(values: Mapping[str, Any], name: str) -> bool:
+    """values[name] as a bool; null counts as false."""
+    value = values.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise ValueError(f"the model's config has {name}={value!r}; expected true or false.")
+
+
 def _number(values: Mapping[str, Any], name: str, kind: type[_Value], *, default: _Value | None = None) -> _Value:
     """values[name] as an int or float; null counts as absent."""
     value = values.get(name)
@@ -269,7 +288,8 @@ def _number(values: Mapping[str, Any], name: str, kind: type[_Value], *, default
         if default is None:
             raise ValueError(f"the model's config lacks {name!r}.")
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and value != int(value)):
+    is_number = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
+    if not is_number or (kind is int and value != int(value)):
         raise ValueError(
             f"the model's config has {name}={value!r}; expected {'a whole number' if kind is int else 'a number'}."
         )

@@ -189,6 +189,8 @@ def test_an_index_that_misplaces_a_tensor_is_an_error(tmp_path):
         (None, TypeError, "model=None must be a path, not NoneType"),
         (123, TypeError, "model=123 must be a path, not int"),
         (["smollm2"], TypeError, "must be a path, not list"),
+        ("a\0b", ValueError, "holds a NUL"),
+        ("x" * 5000, FileNotFoundError, "is not a file or folder"),
         ("~nobody-of-this-name/model", FileNotFoundError, "'~nobody-of-this-name/model' is not a file or folder"),
     ],
 )
@@ -263,3 +265,9 @@ def test_a_package_without_exactly_one_model_is_an_error(tmp_path, monkeypatch, 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     with pytest.raises(FileNotFoundError, match=f"{count} GGUF files, expected 1"):
         find_embedded_model()
+
+
+def test_a_config_that_is_nested_without_end_is_an_error(tmp_path):
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
+        open_checkpoint(tmp_path)

@@ -135,6 +135,14 @@ def test_a_wrapped_text_config_is_unwrapped_with_the_wrapper_tie_flag():
         ({"num_hidden_layers": 0}, "num_layers=0"),
         ({"num_key_value_heads": 3}, "num_kv_heads=3"),
         ({"head_dim": 7}, "head_dim=7"),
+        ({"num_hidden_layers": 10**9}, "num_layers=1000000000"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps=-1.0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan"),
+        ({"rope_theta": float("inf")}, "rope_theta=inf"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no'; expected true or false"),
+        ({"attention_bias": 1}, "attention_bias=1; expected true or false"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM'; expected a list"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear'; expected an object"),
     ],
 )
 def test_what_the_decoder_cannot_do_is_refused_by_name(changes, said):

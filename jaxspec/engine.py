@@ -4,12 +4,12 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxspec.batches import DecodeBatch, Limits, PrefillBatch, PrefillChunk, Progress, VerdictArrays
+from jaxspec.batches import DecodeBatch, Entry, Limits, PrefillBatch, PrefillChunk, Progress, VerdictArrays
 from jaxspec.config import EngineConfig
 from jaxspec.metrics import EngineMetrics
 from jaxspec.outputs import FinishReason
@@ -18,7 +18,7 @@ from jaxspec.plan import SpecPlan
 from jaxspec.request import Request
 from jaxspec.runner import Runner, Warmup
 from jaxspec.scheduler import Scheduler
-from jaxspec.step import Chunks
+from jaxspec.step import Chunks, RoundView
 from jaxspec.verify import Verdict
 
 # Rows of a prefill batch that is not of one row.
@@ -144,6 +144,19 @@ class Engine:
         with self.intact():
             return self._step()
 
+    def preview(self) -> list[tuple[Request, RoundView]]:
+        """What the next round of each running request would do, as NumPy arrays of its row.
+
+        Raises:
+            RuntimeError: a round is in flight (v2), so that the next one is not known yet; or the engine is unusable.
+        """
+        self._check_usable()
+        if self._in_flight:
+            raise RuntimeError("a round is in flight; set disable_overlap_schedule=True to look at the next one.")
+        entries = self._scheduler.decodable()
+        views = self._runner.preview(*self._decode_arrays(entries, self.limits.max_running))
+        return [(entry.request, view) for entry, view in zip(entries, views)]
+
     def _check_usable(self) -> None:
         if self._unusable is not None:
             raise RuntimeError(f"this LLM {self._unusable}; make a new one.")
@@ -176,12 +189,17 @@ class Engine:
         batch = self._scheduler.plan_decode()
         if batch is None:
             return False
-        row_ids, table = self._runner.empty_rows(batch.num_rows), self._runner.empty_table(batch.num_rows)
-        for index, entry in enumerate(batch.entries):
-            row_ids[index] = entry.row
-            _fill_table(table, index, self._scheduler.page_row(entry.request))
+        row_ids, table = self._decode_arrays(batch.entries, batch.num_rows)
         self._in_flight.append(_Dispatch(batch, self._runner.decode(row_ids, table)))
         return True
+
+    def _decode_arrays(self, entries: Sequence[Entry], num_rows: int) -> tuple[Any, Any]:
+        """Row ids [num_rows] and page table [num_rows, pages] of a decode."""
+        row_ids, table = self._runner.empty_rows(num_rows), self._runner.empty_table(num_rows)
+        for index, entry in enumerate(entries):
+            row_ids[index] = entry.row
+            _fill_table(table, index, self._scheduler.page_row(entry.request))
+        return row_ids, table
 
     def _retire(self, dispatch: _Dispatch) -> list[Progress]:
         """Waits for a dispatch, and lets the scheduler take in what it emitted."""

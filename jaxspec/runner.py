@@ -1,6 +1,7 @@
 """The device side of an engine: owns the donated state, and dispatches steps without waiting for them."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 
 from jaxspec.draft.base import CacheShape
 from jaxspec.state import Rows, Sampling, State
-from jaxspec.step import Chunks, Params, Program, compiled_steps
+from jaxspec.step import Chunks, Params, Program, RoundView, compiled_steps, preview_step
 from jaxspec.verify import Verdict
 
 
@@ -48,6 +49,7 @@ class Runner:
     def __init__(self, program: Program, params: Params, shape: RunnerShape):
         self.program, self.params, self.shape = program, params, shape
         self._is_closed = False
+        self._preview: Callable[..., RoundView] | None = None
         self._prefill, self._decode = compiled_steps(program)
         # Made by a compiled function, so that the first dispatch sees the same kind of arrays as all later ones.
         self._state = jax.jit(self._init)()
@@ -99,6 +101,13 @@ class Runner:
         """Dispatches `program.rounds` rounds for the named rows."""
         self._state, verdict = self._decode(self.params, state=self._state, row_ids=row_ids, table=table)
         return _start_copy(verdict)
+
+    def preview(self, row_ids: np.ndarray, table: np.ndarray) -> list[RoundView]:
+        """What the next round of each named row would do, on the host; nothing is changed."""
+        if self._preview is None:
+            self._preview = jax.jit(functools.partial(preview_step, self.program))
+        leaves, treedef = jax.tree.flatten(self._preview(self.params, self._state, row_ids, table))
+        return [jax.tree.unflatten(treedef, row) for row in zip(*map(np.asarray, leaves))]
 
     def warm_up(self, programs: list[Warmup]) -> Iterator[Warmup]:
         """Compiles programs, prefills first, and runs each once; yields each when it is done.

@@ -158,6 +158,10 @@ class Scheduler:
         self.metrics.decode_dispatches += 1
         return DecodeBatch(tuple(entries), bucket_of(self.limits.row_buckets, len(entries)))
 
+    def decodable(self) -> list[Entry]:
+        """Running requests that a round could run for now, oldest first."""
+        return [Entry(one, one.epoch, self._rows.row_of(one)) for one in self._running if one.can_decode]
+
     def page_row(self, request: Request) -> list[int]:
         """The pages of a running request, in the order of its tokens. Not to be changed; read it at each dispatch."""
         return request.pages

@@ -72,8 +72,18 @@ def _within_budget(tree: DraftTree, depth: jax.Array, remaining: jax.Array) -> D
     return tree._replace(tokens=jnp.where(reachable, tree.tokens, -1))
 
 
-def decode_round(program: Program, params: Params, state: State, table: jax.Array) -> tuple[State, Verdict]:
-    """Commits 1..P tokens to every active row and 0 to the others; `state` holds just the rows that run."""
+class _Judged(NamedTuple):
+    """A tree that was drafted and verified, and nothing committed yet."""
+
+    tree: DraftTree
+    block: Block
+    out: Any  # of the target, over the tree's nodes
+    logits: jax.Array  # float32 [B, N, V]
+    drawn: jax.Array  # int32 [B, N], the target's token at every node
+    walk: Walk
+
+
+def _judge(program: Program, params: Params, state: State, table: jax.Array) -> _Judged:
     target, method, rows = program.target.bind(params.target), program.draft, state.rows
     tree = method.propose(params.draft, state.draft, rows, table)
     depth = node_depths(tree.parents, method.num_steps)
@@ -81,10 +91,16 @@ def decode_round(program: Program, params: Params, state: State, table: jax.Arra
     ancestors = None if method.is_chain else pack_bits(ancestor_mask(tree.parents, method.num_steps))
     positions = rows.seq_len[:, None] + depth
     block = Block(positions, jnp.where(rows.active, rows.seq_len, 0), table, ancestors)
-
     out = target.extend(tree.tokens, block, state.caches, capture=method.capture)
     logits = target.logits(out.hidden)
-    walk = accept(tree, draw(logits, positions + 1, rows.sampling), rows, program.path_len)
+    drawn = draw(logits, positions + 1, rows.sampling)
+    return _Judged(tree, block, out, logits, drawn, accept(tree, drawn, rows, program.path_len))
+
+
+def decode_round(program: Program, params: Params, state: State, table: jax.Array) -> tuple[State, Verdict]:
+    """Commits 1..P tokens to every active row and 0 to the others; `state` holds just the rows that run."""
+    tree, block, out, logits, _, walk = _judge(program, params, state, table)
+    target, rows = program.target.bind(params.target), state.rows
     verdict = _verdict(program, walk, _along(walk.path, logits), rows)
 
     caches = target.commit(state.caches, out.pending, block, walk.as_accepted())
@@ -92,8 +108,27 @@ def decode_round(program: Program, params: Params, state: State, table: jax.Arra
     committed = jnp.take_along_axis(tree.tokens, walk.path, axis=1)
     seen = Observation(committed, walk.tokens, walk.count, rows.seq_len, features)
     rows = advance(rows, walk)
-    draft = method.observe(params.draft, state.draft, rows, table, seen)
+    draft = program.draft.observe(params.draft, state.draft, rows, table, seen)
     return State(rows, caches, draft), verdict
+
+
+class RoundView(NamedTuple):
+    """What a round would do, to be looked at."""
+
+    tree: DraftTree
+    drawn: jax.Array  # int32 [B, N], the target's token at every node
+    logprobs: jax.Array  # float32 [B, N], of each node's token by the target's own law at its parent; 0 at the root
+    path: jax.Array  # int32 [B, P], nodes from the root on whose keys and values would be kept
+    count: jax.Array  # int32 [B], how many of them
+
+
+def preview_step(program: Program, params: Params, state: State, row_ids: jax.Array, table: jax.Array) -> RoundView:
+    """Drafts and verifies the next round of the named rows, and leaves the state as it is; see `decode_step`."""
+    judged = _judge(program, params, _take_rows(state, row_ids), table)
+    tree, walk = judged.tree, judged.walk
+    above = _along(jnp.maximum(tree.parents, 0), jax.nn.log_softmax(judged.logits, axis=-1))
+    own = jnp.take_along_axis(above, jnp.maximum(tree.tokens, 0)[..., None], axis=-1)[..., 0]
+    return RoundView(tree, judged.drawn, jnp.where(tree.parents < 0, 0.0, own), walk.path, walk.count)
 
 
 def _along(path: jax.Array, nodes: jax.Array) -> jax.Array:

@@ -5,7 +5,8 @@ r"""Decoding speed: plain against speculative, v1 against v2, several batch size
         --prompts questions.jsonl --field question --compare-hf
 
 Variants: plain, plain-v1 and plain-r4 decode without speculation; v1, v2 and r4 with it. v1 waits for each round, v2
-overlaps one, rN is v2 with N rounds a dispatch; plain is plain-v2. All variants answer the same prompts with the same
+overlaps one, rN is v2 with N rounds a dispatch; plain is plain-v2. v2:5x4x8 drafts trees of num_steps=5, eagle_topk=4
+and num_draft_tokens=8, v2:3x1x4 a chain. All variants answer the same prompts with the same
 number of tokens (stop tokens are banned until then). They take turns, in an order that is turned round at every repeat,
 and ratios are medians of ratios within a repeat, so that a machine that gets slower does not favour anyone.
 

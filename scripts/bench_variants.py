@@ -70,11 +70,21 @@ class Variant(Protocol):
 
 
 def parse_variant(name: str, spec: SpecConfig | None, engine: EngineConfig) -> tuple[SpecConfig | None, EngineConfig]:
-    """The settings of a variant: [plain-](v1 | v2 | rN), where plain alone is plain-v2.
+    """The settings of a variant: [plain-](v1 | v2 | rN)[:SxKxN], where plain alone is plain-v2.
+
+    SxKxN are num_steps, eagle_topk and num_draft_tokens; a tree runs on the schedule that is named.
 
     Raises:
         ValueError: the name is none of these, or it speculates and `spec` is None.
     """
+    whole = name
+    name, _, shape = name.partition(":")
+    if shape and (spec is None or name.startswith("plain")):
+        raise ValueError(
+            f"--variants has {whole!r}, a shape without drafts; set --speculative-algorithm, and v1 or v2."
+        )
+    if spec is not None and shape:
+        spec = dataclasses.replace(spec, overlap_trees=name != "v1", **_sizes(whole, shape))
     schedule = "v2" if name == "plain" else name.removeprefix("plain-")
     rounds = schedule[1:] if schedule.startswith("r") else ""
     if schedule not in ("v1", "v2") and not (rounds.isascii() and rounds.isdecimal() and int(rounds) > 0):
@@ -86,6 +96,14 @@ def parse_variant(name: str, spec: SpecConfig | None, engine: EngineConfig) -> t
         disable_overlap_schedule=schedule == "v1",
         rounds_per_dispatch=int(rounds) if rounds else engine.rounds_per_dispatch,
     )
+
+
+def _sizes(name: str, shape: str) -> dict[str, int]:
+    """The three numbers of a shape as fields of SpecConfig."""
+    sizes = shape.split("x")
+    if len(sizes) != 3 or not all(size.isascii() and size.isdecimal() for size in sizes):
+        raise ValueError(f"--variants has {name!r}; give num_steps, eagle_topk and num_draft_tokens, as in v2:5x4x8.")
+    return dict(zip(("num_steps", "eagle_topk", "num_draft_tokens"), map(int, sizes), strict=True))
 
 
 class JaxspecVariant:

@@ -29,6 +29,21 @@ def test_variant_names_set_draft_and_schedule(name, speculates, waits, rounds):
     assert (engine.disable_overlap_schedule, engine.rounds_per_dispatch) == (waits, rounds)
 
 
+def test_a_variant_may_name_a_shape():
+    spec, engine = parse_variant("v2:5x4x8", SPEC, EngineConfig())
+    assert spec == SpecConfig(algorithm="NGRAM", num_steps=5, eagle_topk=4, num_draft_tokens=8, overlap_trees=True)
+    assert not engine.disable_overlap_schedule
+    spec, engine = parse_variant("v1:3x1x4", SPEC, EngineConfig())
+    assert spec == SpecConfig(algorithm="NGRAM", num_steps=3, eagle_topk=1, num_draft_tokens=4)
+    assert engine.disable_overlap_schedule
+
+
+@pytest.mark.parametrize("name", ["v2:5x4", "v2:5x4xx", "v2:5xax8", "plain:1x1x2"])
+def test_what_is_no_shape_is_named(name):
+    with pytest.raises(ValueError, match=f"--variants has '{name}'"):
+        parse_variant(name, SPEC, EngineConfig())
+
+
 @pytest.mark.parametrize("name", ["v3", "r0", "r", "r\u00b2", "plain-", "spec", ""])
 def test_unknown_variants_are_named(name):
     with pytest.raises(ValueError, match=f"--variants has '{name}'"):

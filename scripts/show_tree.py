@@ -5,7 +5,7 @@
         --speculative-num-draft-tokens 8
 
 Each line is a node: its token, how sure the draft was of it, the target's probability of it, and whether it was
-accepted. Where the target went on otherwise, its token follows. Several rounds are shown with --rounds, a picture with --png.
+accepted. Where the target went on otherwise, its token follows. --rounds shows several, --png draws a picture.
 """
 
 import argparse

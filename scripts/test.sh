@@ -6,4 +6,5 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 prepare_environment test
 cd "$ROOT"
-exec "$VENV_PYTHON" -m pytest "$@"
+# Two processes, a class of tests or a file at a time: more would need more than the 8 GB of a small machine.
+exec "$VENV_PYTHON" -m pytest --numprocesses 2 --dist loadscope "$@"

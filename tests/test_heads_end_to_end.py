@@ -80,6 +80,29 @@ def test_a_head_emits_the_tokens_of_plain_decoding(
     assert not [note for note in llm.plan.notes if note.field == "draft_max_position"]
 
 
+TREES: dict[str, dict[str, Any]] = {
+    "a head and a lookup": {"algorithm": "EAGLE3", "draft_model": "sglang", "merge": "NGRAM", "merge_num_steps": 4},
+    "a head and a model": {"algorithm": "EAGLE", "draft_model": "eagle", "merge": "STANDALONE"},
+    "a fixed form": {"algorithm": "EAGLE", "draft_model": "eagle", "static_tree": [[0], [1], [0, 0]]},
+    "several matches": {"algorithm": "NGRAM", "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6},
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_every_kind_of_tree_emits_the_tokens_of_plain_decoding(folders, plain, name):
+    settings = dict(TREES[name])
+    if "draft_model" in settings:
+        settings["draft_model"] = folders / settings["draft_model"]
+    if settings.get("merge") == "STANDALONE":
+        settings["merge_draft_model"] = folders / "target"
+    found, llm = tokens(folders, SpecConfig(overlap_trees=True, **settings), small_engine())
+    assert found == plain
+    assert llm.plan.rounds_in_flight == 1
+    if settings.get("merge") == "STANDALONE":  # the target itself: its chain is right to the end
+        assert llm.metrics.accept_length is not None
+        assert llm.metrics.accept_length > 5
+
+
 def test_the_wrong_algorithm_is_refused_before_anything_is_loaded(folders):
     spec = SpecConfig(algorithm="EAGLE", draft_model=folders / "sglang")
     with pytest.raises(ValueError, match="set algorithm='EAGLE3'"):

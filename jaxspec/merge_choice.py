@@ -37,8 +37,7 @@ def second_method(spec: SpecConfig) -> SpecConfig:
         merge_draft_model=None,
         merge_num_steps=None,
     )
-    same = (second.algorithm, second.draft_model) == (spec.algorithm, spec.draft_model)
-    if same or second.algorithm == "NEXTN":
+    if (second.algorithm, second.draft_model) == (spec.algorithm, spec.draft_model):
         raise ValueError(f"merge={spec.merge!r} adds nothing to algorithm={spec.algorithm!r}; set another method.")
     return second
 

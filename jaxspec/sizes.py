@@ -57,7 +57,7 @@ def choose_sizes(
         num_pages,
         chunk,
         _row_buckets(engine, rows, notes),
-        _chunk_buckets(engine, chunk, notes),
+        _chunk_buckets(engine, chunk, length, notes),
     )
 
 
@@ -102,7 +102,7 @@ def _check_context(engine: EngineConfig, target: TargetInfo, total: int, length:
 def _row_buckets(engine: EngineConfig, rows: int, notes: list[Note]) -> tuple[int, ...]:
     if engine.decode_row_buckets is not None:
         given = tuple(engine.decode_row_buckets)
-        _check_padding("decode_row_buckets", given, "max_running_requests", rows)
+        _check_padding("decode_row_buckets", given, rows, max(MAX_PADDING * rows, SMALLEST_CHUNK))
         return given
     buckets = _ladder(1, rows, factor=2)
     reason = "powers of two up to max_running_requests; set decode_row_buckets"
@@ -110,7 +110,7 @@ def _row_buckets(engine: EngineConfig, rows: int, notes: list[Note]) -> tuple[in
     return buckets
 
 
-def _chunk_buckets(engine: EngineConfig, chunk: int, notes: list[Note]) -> tuple[int, ...]:
+def _chunk_buckets(engine: EngineConfig, chunk: int, length: int, notes: list[Note]) -> tuple[int, ...]:
     if engine.prefill_chunk_buckets is None:
         buckets = _ladder(SMALLEST_CHUNK, chunk, factor=4)
         reason = "in steps of four times up to the longest chunk of a prompt; set prefill_chunk_buckets"
@@ -123,17 +123,14 @@ def _chunk_buckets(engine: EngineConfig, chunk: int, notes: list[Note]) -> tuple
             f"chunked_prefill_size=None computes in one step; add a bucket of at least {chunk}, or set "
             f"chunked_prefill_size={buckets[-1]}."
         )
-    _check_padding("prefill_chunk_buckets", buckets, "the longest chunk", chunk)
+    _check_padding("prefill_chunk_buckets", buckets, chunk, max(MAX_PADDING * chunk, SMALLEST_CHUNK, length))
     return buckets
 
 
-def _check_padding(name: str, buckets: tuple[int, ...], limit_name: str, limit: int) -> None:
+def _check_padding(name: str, buckets: tuple[int, ...], needed: int, most: int) -> None:
     """Refuses buckets that nothing comes near to filling: memory and time would go into padding."""
-    most = max(MAX_PADDING * limit, SMALLEST_CHUNK)
     if buckets[-1] > most:
-        raise ValueError(
-            f"{name}={list(buckets)} holds {buckets[-1]}, far beyond {limit_name}={limit}; set at most {most}."
-        )
+        raise ValueError(f"{name}={list(buckets)} holds {buckets[-1]} where {needed} are needed; set at most {most}.")
 
 
 def _ladder(first: int, last: int, *, factor: int) -> tuple[int, ...]:

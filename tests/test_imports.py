@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ARRAYS = ("jax", "jaxlib", "flax", "optax", "orbax")
 # The engine and what launches it see both sides, and loading reads files into arrays for them.
 BOTH_SIDES = ("engine", "launch", "loading", "training")
-PLAIN = ("models.config",)
+PLAIN = ("models.config", "draft.shape")
 MAY_LOAD = ("engine", "launch", "llm", "loading", "tokenizer", "training")
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")

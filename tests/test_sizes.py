@@ -79,7 +79,7 @@ def test_chunk_buckets_that_hold_no_whole_prompt_are_refused():
             {"decode_row_buckets": [4, 10**9], "max_running_requests": 4},
             ["decode_row_buckets", "10000000", "at most 64"],
         ),
-        ({"prefill_chunk_buckets": [64, 10**9]}, ["prefill_chunk_buckets", "chunk=512", "at most 2048"]),
+        ({"prefill_chunk_buckets": [64, 10**9]}, ["prefill_chunk_buckets", "where 512 are needed", "at most 4096"]),
     ],
 )
 def test_a_bucket_that_nothing_comes_near_to_filling_is_refused(settings, words):

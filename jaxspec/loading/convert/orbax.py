@@ -1,8 +1,10 @@
 """Converts a Hugging Face folder into an Orbax checkpoint with the same tensors and files beside it, and back."""
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +76,29 @@ def _whole(tensor: Tensor) -> np.ndarray:
 
 def _described(weights: Path, checkpointer: ocp.Checkpointer) -> dict[str, Tensor]:
     """What an Orbax checkpoint says of its tensors; they cannot be read yet."""
-    try:
+    with _quiet_absl():
         tree: Any = getattr(checkpointer.metadata(weights).item_metadata, "tree", None)
-        return {name: Tensor(np.dtype(entry.dtype), tuple(entry.shape), _unread) for name, entry in tree.items()}
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"{weights} is not an Orbax checkpoint of named tensors ({said}).") from error
+    if not isinstance(tree, Mapping):
+        raise ValueError(f"{weights} is damaged, or not an Orbax checkpoint: it does not say what it holds.")
+    nested = [name for name, entry in tree.items() if not hasattr(entry, "dtype")]
+    if nested:
+        raise ValueError(f"{weights} is not one of hf-to-orbax's: {nested[0]!r} is not a tensor, but a tree of them.")
+    return {name: Tensor(np.dtype(entry.dtype), tuple(entry.shape), _unread) for name, entry in tree.items()}
+
+
+@contextmanager
+def _quiet_absl() -> Iterator[None]:
+    """Orbax logs a warning where it finds nothing; here that becomes an error."""
+    logger = logging.getLogger("absl")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "Failed to get item metadata" not in record.getMessage()
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def _unread() -> np.ndarray:

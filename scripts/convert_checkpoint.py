@@ -10,10 +10,11 @@ programs: jaxspec itself runs Hugging Face folders and GGUF files. The last line
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from jaxspec import cli
-from jaxspec.loading import convert
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,22 +23,29 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _head(args: argparse.Namespace) -> convert.Summary:
+def _head(args: argparse.Namespace) -> object:
     given = {"to": args.to, "target": args.target, "verifier": args.verifier, "overwrite": args.overwrite}
-    return convert.convert_head(args.source, args.out, **given)
+    return _convert().convert_head(args.source, args.out, **given)
 
 
-def _gguf_to_hf(args: argparse.Namespace) -> convert.Summary:
+def _gguf_to_hf(args: argparse.Namespace) -> object:
     given = {"dtype": args.dtype, "skip_tokenizer": args.skip_tokenizer, "overwrite": args.overwrite}
-    return convert.gguf_to_hf(args.source, args.out, **given)
+    return _convert().gguf_to_hf(args.source, args.out, **given)
 
 
-def _hf_to_orbax(args: argparse.Namespace) -> convert.Summary:
-    return convert.hf_to_orbax(args.source, args.out, overwrite=args.overwrite)
+def _hf_to_orbax(args: argparse.Namespace) -> object:
+    return _convert().hf_to_orbax(args.source, args.out, overwrite=args.overwrite)
 
 
-def _orbax_to_hf(args: argparse.Namespace) -> convert.Summary:
-    return convert.orbax_to_hf(args.source, args.out, overwrite=args.overwrite)
+def _orbax_to_hf(args: argparse.Namespace) -> object:
+    return _convert().orbax_to_hf(args.source, args.out, overwrite=args.overwrite)
+
+
+def _convert() -> Any:
+    """Loads jax and orbax: here, so that Ctrl-C is quiet from the start, and a wrong flag is told at once."""
+    from jaxspec.loading import convert
+
+    return convert
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -45,7 +53,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(title="conversions", required=True, metavar="CONVERSION")
 
-    def add(name: str, run, source: str, text: str) -> argparse.ArgumentParser:
+    def add(name: str, run: Callable[..., object], source: str, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.add_argument("source", metavar="SOURCE", help=source)
         command.add_argument("out", metavar="OUT", type=Path, help="the folder to make")
@@ -55,13 +63,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
     head = add("head", _head, "the head's folder", "an EAGLE or EAGLE3 draft head in the other dialect")
     text = "sglang is also SpecForge's and the EAGLE repository's; jaxspec reads both, but of speculators only eagle3"
-    head.add_argument("--to", required=True, metavar="DIALECT", help=f"{' or '.join(convert.DIALECTS)}: {text}")
+    head.add_argument("--to", required=True, metavar="DIALECT", help=f"sglang or speculators; {text}")
     text = "the model that it drafts for, where a speculators config leaves rope settings to it"
     head.add_argument("--target", metavar="PATH", help=text)
     head.add_argument("--verifier", metavar="NAME", help="the target's name, which a speculators config holds")
     text = "a GGUF file as a Hugging Face folder with its tokenizer; F32, F16 and BF16 tensors keep their bits"
     gguf = add("gguf-to-hf", _gguf_to_hf, "a .gguf file, a folder with one, or smollm2", text)
-    text = f"of tensors that were quantised: {', '.join(convert.DEQUANTISED_DTYPES)} (default: float32)"
+    text = "of tensors that were quantised: float32, bfloat16 or float16 (default: float32)"
     gguf.add_argument("--dtype", default="float32", metavar="TEXT", help=text)
     gguf.add_argument("--skip-tokenizer", action="store_true", help="leave the tokenizer out")
     text = (

@@ -1,6 +1,7 @@
 """Converts a GGUF file into a Hugging Face folder."""
 
 import collections
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,7 @@ def gguf_to_hf(
             changes.append("no tokenizer")
         else:
             tokenizer.save(folder, max_len=config.max_position)
-        generation = _special_ids(checkpoint)
-        if generation:
+        if generation := _special_ids(checkpoint):
             write_json(folder / "generation_config.json", generation)
         said = {name: value for name, value in checkpoint.config.items() if value is not None}
         write_json(folder / "config.json", said | generation | {"torch_dtype": _main_dtype(tensors)})
@@ -97,7 +97,8 @@ def _tensors(checkpoint: GGUFCheckpoint, dtype: np.dtype, changes: list[str]) ->
         if kind not in PLAIN_TYPES:
             dequantised[kind.name] += 1
         to = PLAIN_TYPES.get(kind, dtype)
-        tensors[name] = Tensor(to, tuple(shape), lambda name=name, to=to: checkpoint.read_stored(name).astype(to))
+        read = functools.partial(_read, checkpoint, name, to)
+        tensors[name] = Tensor(to, tuple(shape), read)
     for kind, count in dequantised.items():
         changes.append(f"{count} {kind} dequantised to {dtype.name}")
     kept = len(tensors) - dequantised.total()
@@ -105,6 +106,10 @@ def _tensors(checkpoint: GGUFCheckpoint, dtype: np.dtype, changes: list[str]) ->
     if checkpoint.config["model_type"] == "llama":
         changes.append("rows of q and k in Hugging Face's order")
     return tensors
+
+
+def _read(checkpoint: GGUFCheckpoint, name: str, dtype: np.dtype) -> np.ndarray:
+    return checkpoint.read_stored(name).astype(dtype, copy=False)
 
 
 def _special_ids(checkpoint: GGUFCheckpoint) -> dict[str, Any]:

@@ -147,7 +147,8 @@ def test_what_only_speculators_says_comes_back(tmp_path):
 
 def test_an_unsaid_rope_is_said_as_its_dialect_means_it(tmp_path):
     config = head_config("sglang", TARGET)
-    config.pop("rope_theta"), config.pop("max_position_embeddings")
+    for name in ("rope_theta", "max_position_embeddings"):
+        config.pop(name)
     source = write_folder(tmp_path / "a", config, head_tensors(config, HIDDEN, own=BOTH))
     convert_head(source, tmp_path / "b", to="speculators")
     layer = read_config(tmp_path / "b")["transformer_layer_config"]

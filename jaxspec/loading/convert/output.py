@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -62,7 +63,7 @@ def staged_folder(out: Path, *, source: Path, overwrite: bool) -> Iterator[Path]
     check_output(out, source=source, overwrite=overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
     # Hidden, and named for what it is: a process that is killed leaves it, and nobody takes it for a checkpoint.
-    staging = out.parent / f".{out.name}.{os.getpid()}.partial"
+    staging = out.parent / f".{out.name}.{secrets.token_hex(4)}.partial"
     staging.mkdir()
     try:
         with naming_the_disk(staging):
@@ -86,7 +87,7 @@ def check_output(out: Path, *, source: Path, overwrite: bool) -> None:
 
 
 def _put_in_place(staging: Path, out: Path) -> None:
-    old = out.parent / f".{out.name}.{os.getpid()}.old"
+    old = staging.with_suffix(".old")
     if out.is_dir():
         out.rename(old)
     try:

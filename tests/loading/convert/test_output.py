@@ -20,7 +20,7 @@ def test_the_folder_appears_when_it_is_whole(tmp_path):
     with staged_folder(tmp_path / "deep" / "out", source=tmp_path / "in", overwrite=False) as folder:
         fill(folder)
         assert not (tmp_path / "deep" / "out").exists()
-        assert re.fullmatch(r"\.out\.\d+\.partial", folder.name)
+        assert re.fullmatch(r"\.out\.[0-9a-f]{8}\.partial", folder.name)
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
     assert (tmp_path / "deep" / "out" / "config.json").read_text() == "new"
 

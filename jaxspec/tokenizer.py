@@ -126,6 +126,20 @@ class Tokenizer:
         text = self._fast.decode(list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
         return str(text)
 
+    def save(self, folder: Path, *, max_len: int) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, which holds the chat template and `max_len`."""
+        ours = self._fast.model_max_length
+        self._fast.model_max_length = max_len
+        try:
+            self._fast.save_pretrained(str(folder), save_jinja_files=False)
+        finally:
+            self._fast.model_max_length = ours
+        # transformers 5 writes a name that only it knows; this one every version reads, from tokenizer.json alone.
+        path = folder / "tokenizer_config.json"
+        said = json.loads(path.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+        said.pop("backend", None)
+        path.write_text(json.dumps(said, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
     @functools.cached_property
     def vocab_size(self) -> int:
         """One more than the largest id."""

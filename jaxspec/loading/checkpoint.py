@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
 
 from jaxspec.checks import check_path, is_token_id
 from jaxspec.loading import gguf_model
@@ -137,6 +138,18 @@ class GGUFCheckpoint(Checkpoint):
 
     def read(self, name: str) -> np.ndarray:
         return gguf_model.read_hf_order(self._file, self._names[name], self.config)
+
+    def token_id(self, role: str) -> int | None:
+        """The token that plays a role in GGUF's words, such as "bos"; None if the file names none."""
+        return self._file.metadata.get(f"tokenizer.ggml.{role}_token_id")
+
+    def stored_type(self, name: str) -> GGMLQuantizationType:
+        """How the file stores a tensor."""
+        return self._file.tensors[self._names[name]].type
+
+    def read_stored(self, name: str) -> np.ndarray:
+        """As `read`, but in the stored dtype where numpy has it: float32, float16 or bfloat16."""
+        return gguf_model.read_hf_order(self._file, self._names[name], self.config, stored=True)
 
     def load_tokenizer(self) -> Tokenizer:
         metadata = self._file.metadata

@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
@@ -24,6 +25,12 @@ READABLE_TYPES = tuple(
         *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     )
 )
+# What numpy has too.
+PLAIN_TYPES: dict[GGMLQuantizationType, np.dtype] = {
+    GGMLQuantizationType.F32: np.dtype(np.float32),
+    GGMLQuantizationType.F16: np.dtype(np.float16),
+    GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
+}
 # Values dequantised at a time: the temporaries stay in the cache (twice as fast as whole tensors) and small.
 _CHUNK_VALUES = 1 << 17
 
@@ -89,6 +96,13 @@ class GGUFFile:
             values[filled : filled + chunk.size] = chunk
             filled += chunk.size
         return values.reshape(tensor.shape)
+
+    def read_stored(self, name: str) -> np.ndarray:
+        """The tensor as it is stored, mapped, where numpy has its type; else as `read` gives it."""
+        tensor = self.tensors[name]
+        if tensor.type not in PLAIN_TYPES:
+            return self.read(name)
+        return map_tensor(self.path, PLAIN_TYPES[tensor.type], tensor.shape, tensor.offset, tensor.num_bytes)
 
 
 class _Cursor:

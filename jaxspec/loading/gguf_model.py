@@ -55,14 +55,14 @@ def stop_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for token in found.values() if token is not None))
 
 
-def read_hf_order(file: GGUFFile, name: str, config: Mapping[str, Any]) -> np.ndarray:
-    """A tensor by its GGUF name, float32, with rows in Hugging Face's order.
+def read_hf_order(file: GGUFFile, name: str, config: Mapping[str, Any], *, stored: bool = False) -> np.ndarray:
+    """A tensor by its GGUF name, with rows in Hugging Face's order: float32, or `stored` as `GGUFFile.read_stored`.
 
     llama files store q and k with each head's rotary pairs side by side; we rotate halves. Per head of size 6:
 
         stored rows   0 3 1 4 2 5      ->      0 1 2 3 4 5
     """
-    values = file.read(name)
+    values = file.read_stored(name) if stored else file.read(name)
     part = name.split(".")[-2]
     if file.metadata["general.architecture"] != "llama" or part not in ("attn_q", "attn_k"):
         return values

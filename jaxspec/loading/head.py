@@ -1,7 +1,7 @@
 """Loads an EAGLE or EAGLE-3 head: what its checkpoint lacks, it shares with its target."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ def open_head(checkpoint: Checkpoint, target: ModelConfig, *, fused: bool) -> He
             its weights are quantised.
     """
     refuse_quantised(checkpoint)
-    stored = _stored_names(checkpoint)
+    stored = stored_names(checkpoint)
     _check_kind(checkpoint, stored, fused=fused)
     config, notes = read_head_config(checkpoint.config, stored, target, checkpoint.path, fused=fused)
     _check_fc(checkpoint, config, stored)
@@ -108,7 +108,7 @@ def _of_target(target: Network, leaves: tuple[jax.Array, ...], name: str) -> jax
     return state[(name,) if (name,) in state else ("embed_tokens",)].get_value()
 
 
-def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
+def stored_names(checkpoint: Checkpoint) -> dict[str, str]:
     """Heads come with and without "model." before their names."""
     stored: dict[str, str] = {}
     for name in checkpoint.shapes:
@@ -121,15 +121,26 @@ def _stored_names(checkpoint: Checkpoint) -> dict[str, str]:
     return stored
 
 
+def is_fused_head(config: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Whether a head is EAGLE-3's, by its config and the names of its tensors without "model."."""
+    return is_speculators(config) or bool(_fused_signs(names))
+
+
+def _fused_signs(names: Iterable[str]) -> list[str]:
+    """Names that only EAGLE-3's heads have."""
+    names = list(names)
+    signs = [name for name in names if name.startswith("midlayer.") or name.endswith("hidden_norm.weight")]
+    return signs + [name for name in _MAPS if name in names]
+
+
 def _has_layer(names: Iterable[str], layer: str) -> bool:
     return any(name.startswith(f"{layer}.") for name in names)
 
 
 def _check_kind(checkpoint: Checkpoint, stored: Mapping[str, str], *, fused: bool) -> None:
     """Refuses a head that another algorithm drafts with, by what is in the file: configs often do not say."""
-    signs = [name for name in stored if name.startswith("midlayer.") or name.endswith("hidden_norm.weight")]
-    signs += [name for name in _MAPS if name in stored]
-    is_fused = bool(signs) or is_speculators(checkpoint.config)
+    signs = _fused_signs(stored)
+    is_fused = is_fused_head(checkpoint.config, stored)
     if is_fused == fused or "fc.weight" not in stored:
         return
     width = checkpoint.shapes[stored["fc.weight"]][-1]

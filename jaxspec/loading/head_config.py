@@ -144,12 +144,12 @@ def _layer_config(said: _Said, target: ModelConfig, notes: list[Note]) -> ModelC
             f"a head of num_hidden_layers={layer['num_hidden_layers']} is not supported; set draft_model to a head "
             "of one layer, or algorithm='STANDALONE' if this is a whole model."
         )
-    layer["architectures"] = [_family(layer)]
+    layer["architectures"] = [family_of(layer)]
     if layer.get("max_position_embeddings") is None:
         layer["max_position_embeddings"] = target.max_position if said.rope_is_targets else TRAINED_LEN
         reason = "the head's config has none; the length it was trained on is no limit"
         notes.append(Note("draft_max_position", None, layer["max_position_embeddings"], reason))
-    theta, scaling = _said_rope(layer)
+    theta, scaling = said_rope(layer)
     if said.rope_is_targets and theta is None:
         layer["rope_theta"] = target.rope.theta
         notes.append(Note("draft_rope_theta", None, target.rope.theta, "the head's config has none: the target's"))
@@ -165,7 +165,7 @@ def _layer_config(said: _Said, target: ModelConfig, notes: list[Note]) -> ModelC
     return read
 
 
-def _said_rope(layer: Mapping[str, Any]) -> tuple[object, bool]:
+def said_rope(layer: Mapping[str, Any]) -> tuple[object, bool]:
     """rope_theta wherever it stands, and whether there is a scaling."""
     parts = [layer, layer.get("rope_scaling") or {}, layer.get("rope_parameters") or {}]
     found = [part["rope_theta"] for part in parts if part.get("rope_theta") is not None]
@@ -173,7 +173,7 @@ def _said_rope(layer: Mapping[str, Any]) -> tuple[object, bool]:
     return next(iter(found), None), bool(kinds - {None, "default"})
 
 
-def _family(layer: Mapping[str, Any]) -> str:
+def family_of(layer: Mapping[str, Any]) -> str:
     """The model family that the decoder layer is of."""
     if layer.get("model_type") in ARCHITECTURE_OF_MODEL_TYPE:
         return ARCHITECTURE_OF_MODEL_TYPE[layer["model_type"]]

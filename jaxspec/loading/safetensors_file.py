@@ -32,6 +32,8 @@ _DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+# The other way round, for writing.
+DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class StoredTensor(NamedTuple):

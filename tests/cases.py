@@ -3,17 +3,14 @@
 Runners are cached and their shapes are few, because compiling is what takes time here.
 """
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from jaxspec.config import SamplingParams
 from jaxspec.draft.base import DraftMethod
@@ -48,26 +45,6 @@ BUCKETS = {(16, 1): ((16, MAX_LEN), (1, NUM_ROWS))}
 ONE_BUCKET = ((MAX_LEN,), (NUM_ROWS,))
 # Every count from none to all, a round without drafts, and a length that is prime to everything else.
 SCRIPT = (3, 0, 2, 1, NO_DRAFT, 3, 3)
-
-
-@contextlib.contextmanager
-def compilation_cache(folder: Path) -> Iterator[None]:
-    """Keeps compiled programs in a folder for a while, so that engines share those that turn out to be equal."""
-    settings = {
-        "jax_enable_compilation_cache": True,
-        "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    try:
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        reset_cache()
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        reset_cache()
 
 
 @functools.cache

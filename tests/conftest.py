@@ -6,10 +6,13 @@ from pathlib import Path
 # Before the first import of jax: the suite runs on the CPU unless the caller names another platform.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import contextlib
 import gc
+from collections.abc import Iterator
 
 import jax
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
@@ -25,9 +28,38 @@ def shared() -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def _compilation_cache(folder: Path) -> Iterator[None]:
+    """Keeps compiled programs in a folder for a while, so that equal ones are compiled once."""
+    settings = {
+        "jax_enable_compilation_cache": True,
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        reset_cache()
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        reset_cache()
+
+
+@pytest.fixture(scope="session")
+def _programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("programs")
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _compiled_code_is_freed():
-    """Frees what a module compiled: a program takes hundreds of memory maps, and a process may have 65,530."""
-    yield
+def _compiled_code_is_freed(_programs: Path):
+    """Frees what a module compiled: a program takes hundreds of memory maps, and a process may have 65,530.
+
+    The next module that needs an equal one finds it on disk.
+    """
+    with _compilation_cache(_programs):
+        yield
     jax.clear_caches()
     gc.collect()

@@ -25,7 +25,6 @@ from tests.cases import (
     SCRIPTED,
     TREES,
     cases,
-    compilation_cache,
     engine_of,
     follow,
     plain,
@@ -50,13 +49,6 @@ ONE_SHAPE: dict[str, Any] = {
 }
 TREE_PAGE_SIZE = 1  # every path crosses pages, and there is one bucket of rows
 SMALL_POOL = {1: 110, 16: 8, 64: 3}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def equal_programs_are_compiled_once(tmp_path_factory):
-    """Prompts are computed by one program whatever drafts, and the cache on disk finds that out."""
-    with compilation_cache(tmp_path_factory.mktemp("programs")):
-        yield
 
 
 def engine_for(draft: str, schedule: str, page_size: int = 16, chunk: int | None = None, *, small=False) -> Engine:

@@ -185,7 +185,8 @@ def test_measurements_add_up():
     assert two.accept_length is None
 
 
-def test_benchmark_ends_with_json_that_holds_every_variant(small, capsys):
+def test_benchmark_ends_with_json_that_holds_every_variant(small, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # parallel test runs set it
     flags = ["--speculative-algorithm", "NGRAM", "--variants", "plain,v1,v2", "--batch-sizes", "1,2"]
     assert bench_decode.main([*small, *flags, "--repeats", "2", "--max-new-tokens", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()

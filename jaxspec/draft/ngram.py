@@ -20,8 +20,8 @@ from jaxspec.models.network import Network
 from jaxspec.state import DraftState, Rows
 from jaxspec.tree import DraftTree
 
-# Probability that one more token of a copy is right, by the length of the match it follows: rough guesses, not measured.
-# They rank drafts where a tree has no room for all of them, and change no output.
+# Probability that one more token of a copy is right, by the length of the match it follows. Rough guesses and not
+# measured: they rank drafts where a tree has no room for all of them, and change no output.
 TOKEN_ACCEPTANCE = (0.4, 0.6, 0.8)
 
 

@@ -27,13 +27,13 @@ class AcceptanceWatch:
 
     def __init__(self, algorithm: str):
         self._algorithm = algorithm
-        self._is_due = algorithm in LIKELY_CAUSES
+        self._causes = LIKELY_CAUSES.get(algorithm)  # None where nothing drafts, and once it was said
 
     def look(self, stats: RoundStats) -> None:
         """Takes in an engine's totals, after any step."""
-        if not self._is_due or stats.rounds < MANY_ROUNDS or stats.accepted >= NEAR_NOTHING * stats.rounds:
+        if self._causes is None or stats.rounds < MANY_ROUNDS or stats.accepted >= NEAR_NOTHING * stats.rounds:
             return
-        self._is_due = False
+        causes, self._causes = self._causes, None
         _LOGGER.warning(
             "%s: %d of %d drafts were accepted in %d rounds, so speculation only costs. Likely causes: %s; or requests "
             "are sampled at a high temperature. Correct that, or leave out spec for plain decoding.",
@@ -41,5 +41,5 @@ class AcceptanceWatch:
             stats.accepted,
             stats.proposed,
             stats.rounds,
-            LIKELY_CAUSES[self._algorithm],
+            causes,
         )

@@ -29,6 +29,7 @@ from jaxspec.resolve import MAX_RUNNING_REQUESTS, resolve
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.step import Params, Program
 from jaxspec.tokenizer import Tokenizer
+from jaxspec.tree_shape import TreeShape as Numbers
 from jaxspec.turns import DeferredInterrupt
 
 # Tokens in a page. On the CPU 64 to 128 is flat, 16 costs 40 % and 1 doubles the attention of a round.
@@ -191,7 +192,9 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
     if plan.merge is None:
         method, draft_leaves = make(plan.algorithm, shape, drafts[0])
     else:
-        first = shape.limited()._replace(scores_chain=True)
+        # What one method can give to a tree that it shares: no more than there are candidates.
+        most = min(shape.num_nodes, Numbers(plan.num_steps, plan.eagle_topk, plan.num_draft_tokens).capacity)
+        first = shape._replace(num_nodes=most, scores_chain=True)
         second = TreeShape(plan.merge_num_steps, 1, plan.merge_num_steps + 1, scores_chain=True)
         one, one_leaves = make(plan.algorithm, first, drafts[0])
         other, other_leaves = make(plan.merge, second, drafts[1])

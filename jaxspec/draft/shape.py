@@ -22,7 +22,7 @@ class StaticTree:
     """A tree of fixed form: each node is a path of ranks from the root, (0, 2) the third best child of the best.
 
     Args:
-        paths: sorted by length, then rank; with each path its beginnings (see `tree_shape.check_paths`).
+        paths: sorted by length, then rank; with each path its beginnings (see `jaxspec.static_tree`).
     """
 
     paths: tuple[Path, ...]
@@ -88,13 +88,6 @@ class TreeShape(NamedTuple):
     def is_scored(self) -> bool:
         """Whether children come with scores, which a choice among them needs."""
         return self.topk > 1 or self.scores_chain
-
-    def limited(self) -> "TreeShape":
-        """With no more nodes than there are candidates: what one method can give to a tree that it shares."""
-        if self.static is not None:
-            return self._replace(num_nodes=1 + len(self.static.paths))
-        most = 1 + self.topk + (self.num_steps - 1) * self.topk**2
-        return self._replace(num_nodes=min(self.num_nodes, most))
 
 
 class Shaped:

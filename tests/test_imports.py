@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "jaxspec"
 FILES = sorted(PACKAGE.rglob("*.py"))
-ARRAYS = ("jax", "jaxlib", "flax", "optax", "orbax")
+ARRAYS = ("jax", "jaxlib", "flax", "optax", "orbax", "tensorstore")
 # The engine and what launches it see both sides, and loading reads files into arrays for them.
 BOTH_SIDES = ("engine", "launch", "loading", "training")
 PLAIN = ("models.config", "draft.shape")

@@ -17,7 +17,7 @@ DEVICE_FOLDERS = {"draft", "models", "pallas"}
 FREE = {"__init__", "engine", "launch", "loading"}
 # Plain Python inside a device folder: what a model is, which host files need to know too.
 SHARED = {"jaxspec.models.config"}
-ARRAY_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax"}
+ARRAY_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorstore"}
 
 
 def _modules() -> dict[str, Path]:

@@ -3,23 +3,22 @@
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore as ts
 
 from jaxspec.loading.checkpoint import FolderCheckpoint, open_checkpoint
 from jaxspec.loading.convert.output import Summary, check_output, staged_folder
-from jaxspec.loading.convert.tensors import Tensor, stored_tensor, write_safetensors, writing_order
+from jaxspec.loading.convert.tensors import Tensor, stored_tensor, write_safetensors
 
 # The Orbax checkpoint inside a converted folder; the other files lie beside it.
 WEIGHTS = "orbax"
 _WEIGHT_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf", ".h5")
-# Bytes that one call to Orbax reads: each call reads the index again.
-_BATCH_BYTES = 1 << 28
 
 
 def hf_to_orbax(source: str | os.PathLike[str], out: Path, *, overwrite: bool = False) -> Summary:
@@ -61,11 +60,10 @@ def orbax_to_hf(source: str | os.PathLike[str], out: Path, *, overwrite: bool = 
     if missing is not None:
         raise FileNotFoundError(f"there is no {missing}; give a folder that hf-to-orbax wrote.")
     check_output(out, source=folder, overwrite=overwrite)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        tensors = _described(weights, checkpointer)
-        with staged_folder(out, source=folder, overwrite=overwrite) as staging:
-            write_safetensors(staging / "model.safetensors", _in_batches(weights, checkpointer, tensors))
-            changes = _copy_files(folder, staging, but=WEIGHTS)
+    tensors = _stored_tensors(weights)
+    with staged_folder(out, source=folder, overwrite=overwrite) as staging:
+        write_safetensors(staging / "model.safetensors", tensors)
+        changes = _copy_files(folder, staging, but=WEIGHTS)
     return Summary.of(out, tensors, changes)
 
 
@@ -74,16 +72,28 @@ def _whole(tensor: Tensor) -> np.ndarray:
     return np.asarray(tensor.read(), order="C")
 
 
-def _described(weights: Path, checkpointer: ocp.Checkpointer) -> dict[str, Tensor]:
-    """What an Orbax checkpoint says of its tensors; they cannot be read yet."""
-    with _quiet_absl():
-        tree: Any = getattr(checkpointer.metadata(weights).item_metadata, "tree", None)
+def _stored_tensors(weights: Path) -> dict[str, Tensor]:
+    """The tensors of an Orbax checkpoint.
+
+    Orbax says what they are; they are read from the store below it, one after the other: reads of Orbax that are under
+    way when another fails end, with an error each, in an event loop that it has closed.
+    """
+    try:
+        store = ts.KvStore.open({"driver": "ocdbt", "base": f"file://{weights}/"}).result()
+        is_empty = not store.list().result()
+    except Exception as error:
+        raise _damaged(weights, "its index cannot be read", error) from error
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer, _quiet_absl():
+        tree: Any = None if is_empty else getattr(checkpointer.metadata(weights).item_metadata, "tree", None)
     if not isinstance(tree, Mapping):
         raise ValueError(f"{weights} is damaged, or not an Orbax checkpoint: it does not say what it holds.")
     nested = [name for name, entry in tree.items() if not hasattr(entry, "dtype")]
     if nested:
         raise ValueError(f"{weights} is not one of hf-to-orbax's: {nested[0]!r} is not a tensor, but a tree of them.")
-    return {name: Tensor(np.dtype(entry.dtype), tuple(entry.shape), _unread) for name, entry in tree.items()}
+    return {
+        name: Tensor(np.dtype(entry.dtype), tuple(entry.shape), _reader(weights, store, name))
+        for name, entry in tree.items()
+    }
 
 
 @contextmanager
@@ -101,48 +111,21 @@ def _quiet_absl() -> Iterator[None]:
         logger.removeFilter(keep)
 
 
-def _unread() -> np.ndarray:
-    raise AssertionError("tensors are read in batches")
+def _reader(weights: Path, store: ts.KvStore, name: str) -> Callable[[], np.ndarray]:
+    """Reads one tensor of an Orbax checkpoint as it is stored; through jax, 64-bit integers would be narrowed."""
+
+    def read() -> np.ndarray:
+        try:
+            place = (store / f"{name}/").spec().to_json()
+            return ts.open({"driver": "auto", "kvstore": place}).result().read().result()
+        except Exception as error:
+            raise _damaged(weights, f"tensor {name} cannot be read", error) from error
+
+    return read
 
 
-def _in_batches(weights: Path, checkpointer: ocp.Checkpointer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, readable in the order in which they are written; a few are held at a time."""
-    batches = list(_batches(tensors))
-    home = {name: batch for batch in batches for name in batch}
-    held: dict[str, np.ndarray] = {}
-
-    def read(name: str) -> np.ndarray:
-        if name not in held:
-            held.clear()
-            held.update(_restored(weights, checkpointer, home[name]))
-        return held.pop(name)
-
-    return {name: tensor._replace(read=lambda name=name: read(name)) for name, tensor in tensors.items()}
-
-
-def _batches(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Names in the order in which they are written, in groups of at most `_BATCH_BYTES` or one tensor."""
-    batch: list[str] = []
-    num_bytes = 0
-    for name in writing_order(tensors):
-        if batch and num_bytes + tensors[name].num_bytes > _BATCH_BYTES:
-            yield batch
-            batch, num_bytes = [], 0
-        batch.append(name)
-        num_bytes += tensors[name].num_bytes
-    if batch:
-        yield batch
-
-
-def _restored(weights: Path, checkpointer: ocp.Checkpointer, names: list[str]) -> dict[str, np.ndarray]:
-    # As numpy: jax would narrow 64-bit integers.
-    how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-    args = ocp.args.PyTreeRestore(item=dict.fromkeys(names, 0), restore_args=how, partial_restore=True)
-    try:
-        return checkpointer.restore(weights, args=args)
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"{weights} is damaged, {names[0]} and those after it cannot be read ({said}).") from error
+def _damaged(weights: Path, what: str, error: Exception) -> ValueError:
+    return ValueError(f"{weights} is damaged: {what} ({' '.join(str(error).split())}).")
 
 
 def _copy_files(source: Path, folder: Path, *, but: str | None = None) -> list[str]:

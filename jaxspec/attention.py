@@ -5,7 +5,7 @@ activations and masks by ancestors. Nothing speculative is ever in a page. The p
 until the longest row of the batch is covered, so its cost follows real lengths, not the maximum.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,27 @@ from jaxspec.tree import unpack_bits
 MASKED = -1e30
 # Prefix tokens read per step of the walk (measured on the CPU: 128 to 256 is flat, 64 is 15 % slower).
 PREFIX_BLOCK = 256
+
+
+class TokenBlock(Protocol):
+    """Tokens that a model runs together, and what each may attend to."""
+
+    @property
+    def positions(self) -> jax.Array:
+        """Rotary positions, int32 [B, N]."""
+        ...
+
+    def attend(
+        self,
+        queries: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        pool: tuple[jax.Array, jax.Array] | None,
+        layer: int | jax.Array,
+        scale: float,
+    ) -> jax.Array:
+        """Attention of queries [B, N, H, D] over keys and values [B, M, K, D], and the pool's layer if there is one."""
+        ...
 
 
 class Block(NamedTuple):
@@ -29,6 +50,38 @@ class Block(NamedTuple):
     prefix_len: jax.Array  # int32 [B]
     table: jax.Array  # int32 [B, pages]; -1 where no page is reserved
     ancestors: jax.Array | None = None  # uint32 [B, N, words], over `earlier` nodes then the block's own
+
+    def attend(
+        self,
+        queries: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        pool: tuple[jax.Array, jax.Array] | None,
+        layer: int | jax.Array,
+        scale: float,
+    ) -> jax.Array:
+        """Attention of the block over its prefix and itself.
+
+        Args:
+            queries: [B, N, H, D]; H = K x G, query heads of one kv head are neighbours.
+            keys, values: [B, M, K, D], the earlier nodes' and the block's own.
+            pool: keys and values, each [L, pages, K, page_size, D].
+            layer: which layer of the pool.
+            scale: factor on the scores.
+
+        Returns:
+            [B, N, H, D] in the queries' dtype.
+        """
+        assert pool is not None, "a block has its prefix in pages"
+        num_rows, num_nodes, num_heads, _ = queries.shape
+        num_kv = keys.shape[2]
+        group = num_heads // num_kv
+        folded = (queries * scale).reshape(num_rows, num_nodes, num_kv, group, -1)
+        folded = folded.transpose(0, 2, 1, 3, 4).reshape(num_rows, num_kv, num_nodes * group, -1)
+        prefix = prefix_attention(folded, pool, layer, self)
+        own = block_attention(folded, keys, values, self)
+        out = merge(prefix, own).reshape(num_rows, num_kv, num_nodes, group, -1).transpose(0, 2, 1, 3, 4)
+        return out.reshape(num_rows, num_nodes, num_heads, -1).astype(queries.dtype)
 
 
 class Partial(NamedTuple):
@@ -47,7 +100,7 @@ def merge(a: Partial, b: Partial) -> jax.Array:
     return values / (a.mass * scale_a + b.mass * scale_b)[..., None]
 
 
-def _partial(scores: jax.Array, visible: jax.Array, values: jax.Array) -> Partial:
+def partial_attention(scores: jax.Array, visible: jax.Array, values: jax.Array) -> Partial:
     """Softmax numerator over scores [B, K, Q, S] where `visible` (broadcastable), against values [B, K, S, D]."""
     scores = jnp.where(visible, scores, MASKED)
     peak = jnp.max(scores, axis=-1)
@@ -85,7 +138,7 @@ def prefix_attention(
         # Pages beyond the length may hold anything, and 0 * NaN is NaN.
         values = jnp.where(visible[:, None, :, None], read(value_pool, pages), 0)
         scores = jnp.einsum("bkqd,bksd->bkqs", queries, read(key_pool, pages), preferred_element_type=jnp.float32)
-        part = _partial(scores, visible[:, None, None, :], values)
+        part = partial_attention(scores, visible[:, None, None, :], values)
         peak = jnp.maximum(carry.peak, part.peak)
         old, new = jnp.exp(carry.peak - peak), jnp.exp(part.peak - peak)
         return Partial(
@@ -118,37 +171,4 @@ def block_attention(queries: jax.Array, keys: jax.Array, values: jax.Array, bloc
     group = queries.shape[2] // num_nodes
     visible = jnp.repeat(visible, group, axis=1)[:, None]
     scores = jnp.einsum("bkqd,bskd->bkqs", queries, keys, preferred_element_type=jnp.float32)
-    return _partial(scores, visible, values.transpose(0, 2, 1, 3))
-
-
-def attend(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    pool: tuple[jax.Array, jax.Array],
-    layer: int | jax.Array,
-    block: Block,
-    scale: float,
-) -> jax.Array:
-    """Attention of a block over its prefix and itself.
-
-    Args:
-        queries: [B, N, H, D]; H = K x G, query heads of one kv head are neighbours.
-        keys, values: [B, M, K, D], the earlier nodes' and the block's own.
-        pool: keys and values, each [L, pages, K, page_size, D].
-        layer: which layer of the pool.
-        block: positions, prefix lengths, table, ancestors.
-        scale: factor on the scores.
-
-    Returns:
-        [B, N, H, D] in the queries' dtype.
-    """
-    num_rows, num_nodes, num_heads, _ = queries.shape
-    num_kv = keys.shape[2]
-    group = num_heads // num_kv
-    folded = (queries * scale).reshape(num_rows, num_nodes, num_kv, group, -1)
-    folded = folded.transpose(0, 2, 1, 3, 4).reshape(num_rows, num_kv, num_nodes * group, -1)
-    prefix = prefix_attention(folded, pool, layer, block)
-    own = block_attention(folded, keys, values, block)
-    out = merge(prefix, own).reshape(num_rows, num_kv, num_nodes, group, -1).transpose(0, 2, 1, 3, 4)
-    return out.reshape(num_rows, num_nodes, num_heads, -1).astype(queries.dtype)
+    return partial_attention(scores, visible, values.transpose(0, 2, 1, 3))

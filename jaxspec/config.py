@@ -27,6 +27,8 @@ __all__ = ["MAX_LOGPROBS", "MAX_SEED", "EngineConfig", "SamplingParams", "SpecCo
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTION_BACKENDS = ("auto", "xla")
+# A lookup compares every length of suffix: each makes the compiled step longer.
+MAX_NGRAM = 64
 ACCEPT_RULES = ("coupled", "rejection", "target_only", "typical")
 
 
@@ -200,7 +202,7 @@ class SpecConfig:
         check_bool("strict", self.strict)
         check_choice("accept_rule", self.accept_rule, ACCEPT_RULES)
         shortest = check_int("ngram_min_match", self.ngram_min_match, low=1)
-        longest = check_int("ngram_max_match", self.ngram_max_match, low=1)
+        longest = check_int("ngram_max_match", self.ngram_max_match, low=1, high=MAX_NGRAM)
         if shortest > longest:
             raise ValueError(
                 f"ngram_min_match={shortest} is more than ngram_max_match={longest}; "

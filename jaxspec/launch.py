@@ -25,8 +25,9 @@ from jaxspec.engine import Engine
 from jaxspec.loading.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.loading.drafts import DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
 from jaxspec.plan import SpecPlan, TargetInfo
-from jaxspec.resolve import MAX_RUNNING_REQUESTS, resolve
+from jaxspec.resolve import resolve
 from jaxspec.runner import Runner, RunnerShape
+from jaxspec.sizes import num_rows
 from jaxspec.step import Params, Program
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.tree_shape import TreeShape as Numbers
@@ -143,8 +144,7 @@ def _resolve(
     dtype = default_dtype() if settings.dtype == "auto" else settings.dtype
     sources = [source for source in (target, *drafts) if source is not None]
     draft, merge_draft = (None if source is None else source.info for source in drafts)
-    rows = settings.max_running_requests or MAX_RUNNING_REQUESTS
-    most = rows * min(settings.max_model_len or target.config.max_position, target.config.max_position)
+    most = num_rows(settings) * min(settings.max_model_len or target.config.max_position, target.config.max_position)
     pool_tokens = settings.max_total_tokens or default_pool_tokens(
         [source.model for source in sources],
         dtype,

@@ -14,10 +14,10 @@ from jaxspec.draft_choice import KNOWN_ALGORITHMS, choose_algorithm, inspect_dra
 from jaxspec.merge_choice import Merge, choose_merge, merged_shape, second_method
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
-from jaxspec.sizes import MAX_RUNNING_REQUESTS, choose_sizes
+from jaxspec.sizes import choose_sizes
 from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, fill_shape, paths_of
 
-__all__ = ["KNOWN_ALGORITHMS", "MAX_RUNNING_REQUESTS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
+__all__ = ["KNOWN_ALGORITHMS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
 
 # The algorithms, and their targets, for which a tree is the automatic choice.
 TREE_TARGETS = {"EAGLE": ("LlamaForCausalLM",), "EAGLE3": ("LlamaForCausalLM",)}

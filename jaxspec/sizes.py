@@ -61,13 +61,19 @@ def choose_sizes(
     )
 
 
+def num_rows(engine: EngineConfig) -> int:
+    """How many requests run together: the same with and without speculation, so that the two compare like with like."""
+    largest = MAX_RUNNING_REQUESTS if engine.decode_row_buckets is None else engine.decode_row_buckets[-1]
+    return largest if engine.max_running_requests is None else engine.max_running_requests
+
+
 def _max_running_requests(engine: EngineConfig, speculates: bool, notes: list[Note]) -> int:
-    """Returns the number of rows: the same with and without speculation, so that the two compare like with like."""
+    rows = num_rows(engine)
     if engine.max_running_requests is not None:
-        return engine.max_running_requests
-    rows, reason = MAX_RUNNING_REQUESTS, "automatic, the same as under speculation; set max_running_requests"
+        return rows
+    reason = "automatic, the same as under speculation; set max_running_requests"
     if engine.decode_row_buckets is not None:
-        rows, reason = engine.decode_row_buckets[-1], "the largest of decode_row_buckets"
+        reason = "the largest of decode_row_buckets"
     elif speculates:
         reason = f"speculation runs at most {rows} requests together unless told; set max_running_requests"
     notes.append(Note("max_running_requests", None, rows, reason))

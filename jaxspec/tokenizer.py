@@ -95,12 +95,13 @@ class Tokenizer:
         """
         return list(self._fast.encode(_check_text(text)))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a chat, up to where the assistant's next message begins.
 
         Args:
             messages: each with "role" and "content". Content is a string, or parts {"type": "text", "text": ...} that
                 are joined as they are.
+            add_generation_prompt: whether that beginning is part of it.
 
         Raises:
             TypeError: a message, role or content has another type.
@@ -113,7 +114,7 @@ class Tokenizer:
         from jinja2 import TemplateError
 
         try:
-            text = self._fast.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            text = self._fast.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             said = " ".join(str(error).split())
             raise ValueError(f"the model's chat template refuses the messages: {said}") from error

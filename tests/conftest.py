@@ -1,10 +1,17 @@
 """What every test shares: one platform, full matmul precision, and the reference files beside the checkout."""
 
+import importlib.metadata
 import os
 from pathlib import Path
 
 # Before the first import of jax: the suite runs on the CPU unless the caller names another platform.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Programs are compiled in a third of the time without LLVM's optimisations and, where XLA still has them, by its older
+# emitters. Users' programs are compiled otherwise: .ci/run runs the tests of the real model with XLA_FLAGS="" as well.
+_FLAGS = ["--xla_backend_optimization_level=0"]
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
 
 import contextlib
 import gc
@@ -30,11 +37,13 @@ def shared() -> Path:
 
 @contextlib.contextmanager
 def _compilation_cache(folder: Path) -> Iterator[None]:
-    """Keeps compiled programs in a folder for a while, so that equal ones are compiled once."""
+    """Keeps compiled programs in a folder for a while, so that equal ones are compiled once by all processes."""
     settings = {
         "jax_enable_compilation_cache": True,
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
+        # With a limit JAX locks the folder, so that no process reads what another has half written.
+        "jax_compilation_cache_max_size": 1 << 36,
     }
     before = {name: getattr(jax.config, name) for name in settings}
     try:
@@ -50,7 +59,11 @@ def _compilation_cache(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("programs")
+    # Of this run and not of one process: each has a folder of its own below.
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.attention import PREFIX_BLOCK, Block, attend, prefix_attention
+from jaxspec.attention import PREFIX_BLOCK, Block, prefix_attention
 from jaxspec.tree import ancestor_mask, pack_bits
 
 NUM_LAYERS, LAYER, SCALE = 2, 1, 0.3
 
-jit_attend = jax.jit(attend, static_argnames=("scale",))
+jit_attend = jax.jit(Block.attend, static_argnames=("scale",))
 
 
 class Case(NamedTuple):
-    """Inputs of `attend`, and the dense view of the same."""
+    """Inputs of `Block.attend`, and the dense view of the same."""
 
     queries: np.ndarray  # [B, N, H, D]
     keys: np.ndarray  # [B, M, K, D]
@@ -44,7 +44,7 @@ class Case(NamedTuple):
         return pools, table
 
     def run(self, *, causal: bool = False, dtype: str = "float32") -> np.ndarray:
-        """`attend` over pages."""
+        """`Block.attend` over pages."""
         pools, table = self.paged(np.random.default_rng(1))
         num_nodes = self.queries.shape[1]
         bits = None if causal else pack_bits(jnp.asarray(self.visible))
@@ -52,7 +52,7 @@ class Case(NamedTuple):
         block = Block(jnp.asarray(positions, jnp.int32), jnp.asarray(self.lengths), jnp.asarray(table), bits)
         arrays = [jnp.asarray(x, dtype) for x in (self.queries, self.keys, self.values)]
         pool = jnp.asarray(pools[0], dtype), jnp.asarray(pools[1], dtype)
-        return np.asarray(jit_attend(*arrays, pool, jnp.int32(LAYER), block, scale=SCALE))
+        return np.asarray(jit_attend(block, *arrays, pool, jnp.int32(LAYER), scale=SCALE))
 
     def dense(self) -> np.ndarray:
         """Softmax over everything visible, in float64."""
@@ -200,7 +200,7 @@ def test_infinite_garbage_beyond_the_length_is_not_read():
     garbage = tuple(jnp.asarray(np.where(np.isnan(pool), np.inf, pool)) for pool in pools)
     positions = jnp.asarray(case.lengths[:, None] + np.arange(3), jnp.int32)
     block = Block(positions, jnp.asarray(case.lengths), jnp.asarray(table))
-    out = jit_attend(case.queries, case.keys, case.values, garbage, jnp.int32(LAYER), block, scale=SCALE)
+    out = jit_attend(block, case.queries, case.keys, case.values, garbage, jnp.int32(LAYER), scale=SCALE)
     np.testing.assert_array_equal(out, expected)
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import Block
+from jaxspec.attention import Block, TokenBlock
 from jaxspec.kv_cache import Accepted, PagedKV
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import MLP, Attention, RMSNorm, init_weight, rotary_angles
@@ -51,8 +51,8 @@ class Segment(nnx.Module):
         self,
         x: jax.Array,
         angles: Pending,
-        block: Block,
-        cache: PagedKV,
+        block: TokenBlock,
+        cache: PagedKV | None,
         layer: int | jax.Array,
         earlier: Pending | None,
     ) -> tuple[jax.Array, Pending]:
@@ -100,8 +100,8 @@ class Decoder(nnx.Module):
     def extend(
         self,
         tokens: jax.Array,
-        block: Block,
-        caches: tuple[PagedKV, ...],
+        block: TokenBlock,
+        caches: tuple[PagedKV | None, ...],
         *,
         earlier: tuple[Pending, ...] | None = None,
         capture: Sequence[int | str] = (),
@@ -111,7 +111,7 @@ class Decoder(nnx.Module):
         Args:
             tokens: int32 [B, N]; -1 (no draft) reads row 0 of the embedding, and its outputs mean nothing.
             block: positions, prefix and ancestors.
-            caches: from `init_cache`.
+            caches: from `init_cache`; None for a block that has no prefix.
             earlier: pending of uncommitted nodes before this block, as `Extended.pending`.
             capture: what `captured` is to hold: layers (0-based, their outputs), or "normed" (after the final norm).
         """

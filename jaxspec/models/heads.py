@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import Block
+from jaxspec.attention import Block, TokenBlock
 from jaxspec.kv_cache import Accepted, PagedKV
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.decoder import Pending, Source, layer_tensors
@@ -155,8 +155,8 @@ class Head(nnx.Module):
         self,
         tokens: jax.Array,
         hidden: jax.Array,
-        block: Block,
-        caches: tuple[PagedKV, ...],
+        block: TokenBlock,
+        caches: tuple[PagedKV | None, ...],
         *,
         earlier: tuple[Pending, ...] | None = None,
     ) -> HeadOutput:
@@ -178,11 +178,15 @@ class Head(nnx.Module):
         state = normed if config.final_norm else x
         return HeadOutput(normed if config.feed_normed else x, state, ((keys[None], values[None]),))
 
-    def logits(self, state: jax.Array) -> jax.Array:
-        """Over the target's vocabulary, -inf where the head has no token: float32 [..., V]."""
+    def own_logits(self, state: jax.Array) -> jax.Array:
+        """Over the head's own vocabulary: float32 [..., draft_vocab]."""
         axis = 0 if self.config.lm_head == "matrix" else 1
         contract = (((state.ndim - 1,), (axis,)), ((), ()))
-        own = jax.lax.dot_general(state, self.lm_head[...], contract, preferred_element_type=jnp.float32)
+        return jax.lax.dot_general(state, self.lm_head[...], contract, preferred_element_type=jnp.float32)
+
+    def logits(self, state: jax.Array) -> jax.Array:
+        """Over the target's vocabulary, -inf where the head has no token: float32 [..., V]."""
+        own = self.own_logits(state)
         if self.target_ids is None:
             return own
         full = jnp.full((*own.shape[:-1], self.config.layer.vocab_size), -jnp.inf, jnp.float32)

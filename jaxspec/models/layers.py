@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxspec.attention import Block, attend
+from jaxspec.attention import TokenBlock
 from jaxspec.kv_cache import PagedKV
 from jaxspec.models.config import ModelConfig, RopeConfig
 
@@ -132,8 +132,8 @@ class Attention(nnx.Module):
         self,
         x: jax.Array,
         angles: tuple[jax.Array, jax.Array],
-        block: Block,
-        cache: PagedKV,
+        block: TokenBlock,
+        cache: PagedKV | None,
         layer: int | jax.Array,
         earlier: tuple[jax.Array, jax.Array] | None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -151,7 +151,8 @@ class Attention(nnx.Module):
         pending = keys, values
         if earlier is not None:
             keys, values = (jnp.concatenate([old, new], axis=1) for old, new in zip(earlier, pending, strict=True))
-        out = attend(queries, keys, values, (cache.keys, cache.values), layer, block, config.head_dim**-0.5)
+        pool = None if cache is None else (cache.keys, cache.values)
+        out = block.attend(queries, keys, values, pool, layer, config.head_dim**-0.5)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), pending
 
 

@@ -47,12 +47,12 @@ class Summary:
 
 
 @contextmanager
-def staged_folder(out: Path, *, source: Path, overwrite: bool) -> Iterator[Path]:
+def staged_folder(out: Path, *, source: Path | None = None, overwrite: bool) -> Iterator[Path]:
     """Yields an empty folder beside `out`, which becomes `out` if nothing is raised, and is removed otherwise.
 
     Args:
         out: the folder to make.
-        source: what is read; it is never replaced.
+        source: what is read, if anything is; it is never replaced.
         overwrite: whether `out` may be there already, as a checkpoint.
 
     Raises:
@@ -73,10 +73,10 @@ def staged_folder(out: Path, *, source: Path, overwrite: bool) -> Iterator[Path]
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def check_output(out: Path, *, source: Path, overwrite: bool) -> None:
+def check_output(out: Path, *, source: Path | None, overwrite: bool) -> None:
     """Raises what `staged_folder` raises, before any work is done."""
-    real, read = out.resolve(), source.resolve()
-    if real == read or real in read.parents:
+    read = None if source is None else source.resolve()
+    if read is not None and out.resolve() in (read, *read.parents):
         raise ValueError(f"the output {out} is, or holds, what is converted ({source}); name another folder.")
     if not os.path.lexists(out) or (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
         return

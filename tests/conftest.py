@@ -2,16 +2,14 @@
 
 import importlib.metadata
 import os
+import signal
 from pathlib import Path
 
 # Before the first import of jax: the suite runs on the CPU unless the caller names another platform.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Programs are compiled in a third of the time without LLVM's optimisations and, where XLA still has them, by its older
-# emitters. Users' programs are compiled otherwise: .ci/run runs the tests of the real model with XLA_FLAGS="" as well.
-_FLAGS = ["--xla_backend_optimization_level=0"]
+# Programs are compiled faster by XLA's older emitters, where it still has them; see `_compiled_code_is_freed`.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
-os.environ.setdefault("XLA_FLAGS", " ".join(_FLAGS))
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 import contextlib
 import gc
@@ -22,6 +20,10 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 jax.config.update("jax_default_matmul_precision", "highest")
+
+# A shell without job control starts what it puts into the background deaf to Ctrl-C, and its children after it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -36,7 +38,7 @@ def shared() -> Path:
 
 
 @contextlib.contextmanager
-def _compilation_cache(folder: Path) -> Iterator[None]:
+def _compilation_cache(folder: Path, *, is_optimised: bool) -> Iterator[None]:
     """Keeps compiled programs in a folder for a while, so that equal ones are compiled once by all processes."""
     settings = {
         "jax_enable_compilation_cache": True,
@@ -49,11 +51,13 @@ def _compilation_cache(folder: Path) -> Iterator[None]:
     try:
         for name, value in settings.items():
             jax.config.update(name, value)
+        jax.config.update("jax_disable_most_optimizations", not is_optimised)
         reset_cache()
         yield
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
+        jax.config.update("jax_disable_most_optimizations", False)
         reset_cache()
 
 
@@ -67,12 +71,13 @@ def _programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _compiled_code_is_freed(_programs: Path):
+def _compiled_code_is_freed(_programs: Path, request: pytest.FixtureRequest):
     """Frees what a module compiled: a program takes hundreds of memory maps, and a process may have 65,530.
 
     The next module that needs an equal one finds it on disk.
     """
-    with _compilation_cache(_programs):
+    # Tiny models are compiled without optimisations, in a third of the time; the real one would run at half its speed.
+    with _compilation_cache(_programs, is_optimised=request.module.__name__.endswith("test_smollm2")):
         yield
     jax.clear_caches()
     gc.collect()

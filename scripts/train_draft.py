@@ -150,6 +150,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=cli.count, help="texts a step (8)")
     parser.add_argument("--accumulate", type=cli.count, help="steps whose gradients make one update (1)")
     parser.add_argument("--learning-rate", type=float, help="at its highest (1e-3)")
+    parser.add_argument("--save-seconds", type=float, help="time between checkpoints (120)")
+    parser.add_argument("--log-steps", type=cli.count, help="steps between lines of the log (10)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of activations (float32)")
     parser.add_argument("--seed", type=int, help="of weights and the order of texts (0)")
 

@@ -34,17 +34,17 @@ def frequent_ids(examples: Iterable[Example], vocab_size: int, count: int) -> tu
     return ids, float(written[ids].sum() / max(1, written.sum()))
 
 
-def head_config(target: ModelConfig, capture: Sequence[int], *, draft_vocab: int) -> HeadConfig:
-    """A head of the target's own sizes.
-
-    Raises:
-        ValueError: a layer or the number of tokens is beyond the target's.
-    """
+def check_choice(target: ModelConfig, capture: Sequence[int], draft_vocab: int) -> None:
+    """Raises ValueError where a layer or the number of tokens is beyond the target's."""
     outside = [layer for layer in capture if not 0 <= layer < target.num_layers]
     if outside or not capture:
         raise ValueError(f"layers={list(capture)} must be in 0..{target.num_layers - 1}; set at least one.")
     if not 1 <= draft_vocab <= target.vocab_size:
         raise ValueError(f"draft_vocab={draft_vocab} must be from 1 to {target.vocab_size}, the target's vocabulary.")
+
+
+def head_config(target: ModelConfig, capture: Sequence[int], *, draft_vocab: int) -> HeadConfig:
+    """A head of the target's own sizes."""
     # Drafts stay near their text, so that the target's scaling to long contexts is not needed.
     rope = RopeConfig(theta=target.rope.theta)
     layer = dataclasses.replace(target, architecture="LlamaForCausalLM", num_layers=1, rope=rope, tie_embeddings=False)

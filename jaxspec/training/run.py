@@ -20,7 +20,7 @@ from jaxspec.training.examples import Batch, Example, read_examples
 from jaxspec.training.export import export_head
 from jaxspec.training.feature_draft import Objective
 from jaxspec.training.kept_settings import keep_settings
-from jaxspec.training.new_head import frequent_ids, new_head, usual_layers
+from jaxspec.training.new_head import check_choice, frequent_ids, new_head, usual_layers
 from jaxspec.training.teacher import Lesson, Lessons, head_rows, lesson
 from jaxspec.training.trainer import Trainer, TrainSettings
 
@@ -98,6 +98,7 @@ def train_head(
     if not examples:
         raise ValueError(f"{', '.join(head.data)} has no answer to learn from.")
     capture = head.layers or usual_layers(loaded.config.num_layers)
+    check_choice(loaded.config, capture, head.draft_vocab)
     target_ids, coverage = frequent_ids(examples, loaded.config.vocab_size, head.draft_vocab)
     about = {
         "examples": len(examples),

@@ -189,9 +189,8 @@ class Trainer:
 def make_optimizer(settings: TrainSettings, num_steps: int) -> optax.GradientTransformation:
     """AdamW with clipping, a linear rise and a cosine to 0."""
     updates = max(1, num_steps // settings.accumulate)
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, settings.learning_rate, max(1, round(settings.warmup * updates)), updates
-    )
+    rise = round(settings.warmup * updates)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, settings.learning_rate, rise, max(updates, rise + 1))
     steps = optax.chain(
         optax.clip_by_global_norm(settings.clip),
         optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=settings.weight_decay),

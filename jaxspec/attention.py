@@ -14,8 +14,9 @@ from jaxspec.tree import unpack_bits
 
 # Finite, because a row that is all -inf becomes NaN under softmax.
 MASKED = -1e30
-# Prefix tokens read per step of the walk (measured on the CPU: 128 to 256 is flat, 64 is 15 % slower).
-PREFIX_BLOCK = 256
+# Prefix tokens read per step of the walk: one page of the usual size, because XLA's CPU programs first copy what
+# several gathered pages are transposed to (measured there: 256 takes 2.6 to 6 times as long).
+PREFIX_BLOCK = 64
 
 
 class TokenBlock(Protocol):

@@ -20,9 +20,10 @@ from jaxspec.models.network import Network
 from jaxspec.state import DraftState, Rows
 from jaxspec.tree import DraftTree
 
-# Probability that one more token of a copy is right, by the length of the match it follows. Rough guesses and not
-# measured: they rank drafts where a tree has no room for all of them, and change no output.
-TOKEN_ACCEPTANCE = (0.4, 0.6, 0.8)
+# Probability that one more token of a copy of up to 3 is right, by the length of the match it follows: measured on
+# SmolLM2-135M-Instruct's greedy answers to 477 questions of GSM8K's training set (91 thousand tokens).
+# They rank drafts where a tree has no room for all of them, and change no output.
+TOKEN_ACCEPTANCE = (0.43, 0.62, 0.76)
 
 
 @dataclasses.dataclass(frozen=True)

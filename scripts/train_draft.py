@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from jaxspec import cli
 
 # Answers decoded together where --max-running-requests does not say.
 MOST_ROWS = 32
+# Tokens of a held-out prompt and its answer at most.
+EVAL_CONTEXT = 1024
 _NO_TEXT = "answers are kept as tokens; leave it out"
 _ONE = "each prompt is answered once; for more, use another --seed and --out"
 REFUSED = {
@@ -69,9 +72,10 @@ def make_answers(args: argparse.Namespace) -> int:
 
 def train(args: argparse.Namespace) -> int:
     """Trains a head."""
+    from jaxspec.training.curves import save_curves
     from jaxspec.training.feature_draft import Objective
     from jaxspec.training.run import HeadSettings, Told, train_head
-    from jaxspec.training.trainer import TrainSettings
+    from jaxspec.training.trainer import LOG, TrainSettings
 
     with contextlib.ExitStack() as stack:
         bar: Any = None
@@ -89,6 +93,8 @@ def train(args: argparse.Namespace) -> int:
                 bar = stack.enter_context(
                     tqdm(total=steps["steps"], initial=steps["step"], unit="step", desc="training")
                 )
+            elif told.kind == "epoch":
+                tqdm.write(f"epoch {told.values['epochs']}: {json.dumps(told.values['measured'])}")
             else:
                 losses = told.values["losses"]
                 if bar.n % 10 == 0:
@@ -101,10 +107,32 @@ def train(args: argparse.Namespace) -> int:
             TrainSettings(**_given(args, TrainSettings)),
             Path(args.out),
             tell=tell,
+            measure=_measure(args) if args.eval_prompts else None,
             until=args.until,
         )
     print(f"the head is in {folder}")
+    log = Path(args.out) / LOG
+    if args.curves and log.is_file():
+        save_curves(log, log.with_suffix(".png"))
+        print(f"loss and accept length by step are drawn in {log.with_suffix('.png')}")
     return 0
+
+
+def _measure(args: argparse.Namespace) -> Callable[[Path], dict[str, Any]]:
+    """Has the engine draft with a head: a greedy chain of three on held-out prompts."""
+    from jaxspec import LLM, EngineConfig, SamplingParams, SpecConfig
+    from jaxspec.training.evaluation import evaluate, read_task_prompts
+
+    prompts = read_task_prompts(args.eval_prompts, None, args.eval_num_prompts)
+    engine = fit(EngineConfig(max_model_len=EVAL_CONTEXT), rows=8, row_buckets=(8,))
+    params = SamplingParams(temperature=0.0, max_tokens=args.eval_new_tokens)
+
+    def measure(head: Path) -> dict[str, Any]:
+        spec = SpecConfig(algorithm="EAGLE3", draft_model=head, num_steps=3, eagle_topk=1, num_draft_tokens=4)
+        with LLM(args.model, spec=spec, engine=engine) as llm:
+            return evaluate(llm, prompts, params).values()
+
+    return measure
 
 
 def _given(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
@@ -150,6 +178,17 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=cli.count, help="texts a step (8)")
     parser.add_argument("--accumulate", type=cli.count, help="steps whose gradients make one update (1)")
     parser.add_argument("--learning-rate", type=float, help="at its highest (1e-3)")
+    parser.add_argument(
+        "--eval-prompts", action="append", help="held-out prompts to measure the accept length on after every epoch"
+    )
+    parser.add_argument("--eval-num-prompts", type=cli.count, default=16, help="of each file (16)")
+    parser.add_argument("--eval-new-tokens", type=cli.count, default=64, help="for each prompt (64)")
+    parser.add_argument(
+        "--curves",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="draw loss and accept length by step into log.png (default: True)",
+    )
     parser.add_argument("--save-seconds", type=float, help="time between checkpoints (120)")
     parser.add_argument("--log-steps", type=cli.count, help="steps between lines of the log (10)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of activations (float32)")

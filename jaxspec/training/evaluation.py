@@ -16,7 +16,7 @@ from jaxspec.training.records import PromptRecord, read_prompts
 
 # Ends the reasoning of models that think aloud.
 _END_OF_THOUGHT = "</think>"
-_NUMBER = re.compile(r"[-−]?\$?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
 
 
 @dataclasses.dataclass
@@ -159,7 +159,7 @@ def grade(record: Any, text: str) -> bool | None:
 def last_number(text: str) -> float | None:
     """The last number of a text; behind "####" where it has that mark, as GSM8K's answers do."""
     found = _NUMBER.findall(text.rsplit("####", 1)[-1])
-    return float(re.sub(r"[$,]", "", found[-1]).replace("−", "-")) if found else None
+    return float(re.sub(r"[$,]", "", found[-1])) if found else None
 
 
 def _reasoning_tokens(llm: LLM, output: RequestOutput) -> int:

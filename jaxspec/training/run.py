@@ -69,7 +69,7 @@ def train_head(
     out: Path,
     *,
     tell: Callable[[Told], None] = lambda told: None,
-    after_epoch: Callable[[Path, int], dict[str, Any]] | None = None,
+    measure: Callable[[Path], dict[str, Any]] | None = None,
     until: int | None = None,
 ) -> Path:
     """Trains an EAGLE-3 head; started again with the same settings, it goes on.
@@ -78,7 +78,7 @@ def train_head(
         head, objective, settings: see there.
         out: folder for checkpoints, the log, what the target makes of the texts, and the head.
         tell: hears of progress.
-        after_epoch: gets the head's folder and the number of epochs done, and returns what belongs into the log.
+        measure: gets the head's folder after every epoch, and returns what an engine makes of it, for the log.
         until: stop after so many steps, for a run in pieces.
 
     Returns:
@@ -138,8 +138,9 @@ def train_head(
                 dtype = _DTYPES[head.export_dtype]
                 card = model_card(head, objective, settings, about, epoch)
                 export_head(network, trainer.leaves, out / HEAD, dtype=dtype, card=card, overwrite=True)
-                if after_epoch is not None:
-                    trainer.note({"epochs": epoch, **after_epoch(out / HEAD, epoch)})
+                measured = {} if measure is None else measure(out / HEAD)
+                trainer.note({"epochs": epoch, "measured": measured})
+                tell(Told("epoch", {"epochs": epoch, "measured": measured}))
     return out / HEAD
 
 

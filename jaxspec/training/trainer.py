@@ -16,6 +16,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from jaxspec.models.network import Network
+from jaxspec.training.curves import simulated_accept_length
 from jaxspec.training.examples import BUCKET, Batch, Example, epoch_batches, make_batch
 from jaxspec.training.feature_draft import Losses, Objective, Taught, unrolled_losses
 from jaxspec.training.teacher import Leaves, Lesson
@@ -165,11 +166,13 @@ class Trainer:
 
     def _write(self, position: Position, losses: Losses) -> None:
         count = np.maximum(np.asarray(losses.count), 1)
+        agreed = (np.asarray(losses.agreed) / count).tolist()
         line = {
             "epoch": position.epoch,
             "loss": float(losses.total),
+            "accept_length": simulated_accept_length(agreed),
             "loss_by_step": (np.asarray(losses.loss) / count).tolist(),
-            "agreed_by_step": (np.asarray(losses.agreed) / count).tolist(),
+            "agreed_by_step": agreed,
         }
         self.note(line)
 

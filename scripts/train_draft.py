@@ -1,10 +1,11 @@
-"""Trains a draft head for a model, on text that the model itself writes.
+"""Trains a draft for a model, on text that the model itself writes.
 
     .venv/bin/python scripts/train_draft.py answers --model smollm2 --prompts prompts.jsonl --out answers
     .venv/bin/python scripts/train_draft.py train --model smollm2 --data answers --out run
 
-`answers` has the target answer prompts, in its chat template. `train` trains an EAGLE-3 head on answers, chats or
-texts, and leaves it in run/head. Either one that was killed goes on when it is started again.
+`answers` has the target answer prompts, in its chat template. `train` trains a draft on answers, chats or texts, and
+leaves it in run/draft: an EAGLE-3 head (new, or one to train further with --init), or with --algorithm STANDALONE a
+small model. Either command that was killed goes on when it is started again.
 Flags are named as in SGLang where it has them.
 """
 
@@ -12,7 +13,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ REFUSED = {
     "include_stop_str_in_output": _NO_TEXT,
     "logprobs": _NO_TEXT,
 }
+# Flags that are not named after their setting.
+FLAGS = {"num_steps": "--unroll-steps"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,11 +74,18 @@ def make_answers(args: argparse.Namespace) -> int:
 
 
 def train(args: argparse.Namespace) -> int:
-    """Trains a head."""
+    """Trains a draft."""
     from jaxspec.training.curves import save_curves
-    from jaxspec.training.feature_draft import Objective
-    from jaxspec.training.run import HeadSettings, Told, train_head
+    from jaxspec.training.feature_draft import TrainingTimeTest
+    from jaxspec.training.new_decoder import DecoderSettings
+    from jaxspec.training.new_head import HeadSettings
+    from jaxspec.training.next_token import NextToken
+    from jaxspec.training.run import Told, train_draft
     from jaxspec.training.trainer import LOG, TrainSettings
+
+    is_model = args.algorithm == "STANDALONE"
+    kinds = (DecoderSettings, NextToken) if is_model else (HeadSettings, TrainingTimeTest)
+    _refuse_others(args, kinds, (DecoderSettings, NextToken, HeadSettings, TrainingTimeTest))
 
     with contextlib.ExitStack() as stack:
         bar: Any = None
@@ -101,16 +111,16 @@ def train(args: argparse.Namespace) -> int:
                     bar.set_postfix(loss=f"{float(losses.total):.3f}", refresh=False)
                 bar.update()
 
-        folder = train_head(
-            HeadSettings(**_given(args, HeadSettings)),
-            Objective(**_given(args, Objective)),
+        folder = train_draft(
+            kinds[0](**_given(args, kinds[0])),
+            kinds[1](**_given(args, kinds[1])),
             TrainSettings(**_given(args, TrainSettings)),
             Path(args.out),
             tell=tell,
             measure=_measure(args) if args.eval_prompts else None,
             until=args.until,
         )
-    print(f"the head is in {folder}")
+    print(f"the draft is in {folder}")
     log = Path(args.out) / LOG
     if args.curves and log.is_file():
         save_curves(log, log.with_suffix(".png"))
@@ -119,7 +129,7 @@ def train(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace) -> Callable[[Path], dict[str, Any]]:
-    """Has the engine draft with a head: a greedy chain of three on held-out prompts."""
+    """Has the engine draft greedily, chains of three on held-out prompts."""
     from jaxspec import LLM, EngineConfig, SamplingParams, SpecConfig
     from jaxspec.training.evaluation import evaluate, read_task_prompts
 
@@ -127,12 +137,21 @@ def _measure(args: argparse.Namespace) -> Callable[[Path], dict[str, Any]]:
     engine = fit(EngineConfig(max_model_len=EVAL_CONTEXT), rows=8, row_buckets=(8,))
     params = SamplingParams(temperature=0.0, max_tokens=args.eval_new_tokens)
 
-    def measure(head: Path) -> dict[str, Any]:
-        spec = SpecConfig(algorithm="EAGLE3", draft_model=head, num_steps=3, eagle_topk=1, num_draft_tokens=4)
+    def measure(draft: Path) -> dict[str, Any]:
+        spec = SpecConfig(algorithm=args.algorithm, draft_model=draft, num_steps=3, eagle_topk=1, num_draft_tokens=4)
         with LLM(args.model, spec=spec, engine=engine) as llm:
             return evaluate(llm, prompts, params).values()
 
     return measure
+
+
+def _refuse_others(args: argparse.Namespace, kinds: Sequence[Any], known: Sequence[Any]) -> None:
+    """Refuses flags that another kind of draft has, and this one has not."""
+    names, others = ({field.name for kind in some for field in dataclasses.fields(kind)} for some in (kinds, known))
+    for name in sorted(others - names):
+        if getattr(args, name, None) is not None and name != "algorithm":
+            flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
+            raise ValueError(f"{flag} has no effect on --algorithm {args.algorithm}; leave it out.")
 
 
 def _given(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
@@ -155,7 +174,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     cli.add_engine_flags(answers, {"skip_tokenizer_init": "the prompts are text; leave it out"})
     cli.add_spec_flags(answers)
     cli.add_sampling_flags(answers, REFUSED, temperature=0.0, max_tokens=256, seed=0)
-    _add_train(commands.add_parser("train", help="train an EAGLE-3 head", allow_abbrev=False))
+    _add_train(commands.add_parser("train", help="train a draft", allow_abbrev=False))
     return parser.parse_args(argv)
 
 
@@ -163,14 +182,24 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=train)
     cli.add_model_flags(parser, default="smollm2")
     parser.add_argument("--data", action="append", required=True, help="folder of answers, or .jsonl[.gz]/.parquet")
-    parser.add_argument("--out", required=True, help="folder for checkpoints, the log and the head")
+    parser.add_argument("--out", required=True, help="folder for checkpoints, the log and the draft")
+    parser.add_argument(
+        "--algorithm", choices=("EAGLE3", "EAGLE", "STANDALONE"), default="EAGLE3", help="what drafts (EAGLE3)"
+    )
+    parser.add_argument("--init", help="EAGLE3 or EAGLE head to train further")
+    parser.add_argument("--num-layers", type=cli.count, help="of a STANDALONE draft that starts at random (2)")
+    parser.add_argument("--hidden-size", type=cli.count, help="width of a STANDALONE draft (the target's)")
     parser.add_argument("--until", type=cli.count, help="stop after so many steps; the next start goes on")
-    parser.add_argument("--layers", type=_layers, help="0-based layers of the target that the head reads, e.g. 1,14,26")
+    parser.add_argument(
+        "--layers",
+        type=_layers,
+        help="0-based layers of the target, e.g. 1,14,26, that a head reads, or that a STANDALONE draft starts from",
+    )
     parser.add_argument("--draft-vocab", type=cli.count, help="tokens that the head chooses from (8192)")
     parser.add_argument("--max-length", type=cli.count, help="tokens after which a text is cut (512)")
     parser.add_argument("--keep-lessons", choices=("disk", "none"), help="run the target once, or in every step")
     parser.add_argument("--lesson-dtype", choices=("float32", "bfloat16"), help="of states that are kept on disk")
-    parser.add_argument("--export-dtype", choices=("float32", "bfloat16"), help="of the exported head")
+    parser.add_argument("--export-dtype", choices=("float32", "bfloat16"), help="of the exported draft")
     parser.add_argument("--loss", choices=("kl", "lk_alpha", "lk_hybrid"), help="what is minimised")
     parser.add_argument("--unroll-steps", dest="num_steps", type=cli.count, help="steps of training-time test (3)")
     parser.add_argument("--step-decay", type=float, help="weight of each step next to the one before it (0.8)")

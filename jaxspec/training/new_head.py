@@ -1,18 +1,87 @@
-"""A new EAGLE-3 head for a target: what it starts from, and which tokens it chooses from."""
+"""A head for a target, new or to be trained further: what it starts from, and which tokens it chooses from."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxspec.loading.checkpoint import open_checkpoint
+from jaxspec.loading.head import load_head, open_head
 from jaxspec.models.config import ModelConfig, RopeConfig
 from jaxspec.models.heads import Head, HeadConfig
 from jaxspec.models.network import Network
 from jaxspec.training.examples import Example
+from jaxspec.training.export import export_head
+from jaxspec.training.student import DTYPES, DraftSettings, Student, Target
 from jaxspec.training.teacher import Leaves, head_rows
+
+DRAFT_VOCAB = 8192
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadSettings(DraftSettings):
+    """A head on the target's features.
+
+    Attributes:
+        layers: 0-based layers of the target that a new EAGLE-3 head reads; None are the usual three.
+        draft_vocab: tokens that a new head chooses from, the most frequent ones in the answers; None is `DRAFT_VOCAB`.
+        init: a head to train further; None makes a new one.
+        algorithm: EAGLE3, or EAGLE, whose heads are only trained further.
+    """
+
+    layers: tuple[int, ...] | None = None
+    draft_vocab: int | None = None
+    init: str | None = None
+    algorithm: str = "EAGLE3"
+
+    def begin(self, target: Target, examples: Sequence[Example], *, seed: int) -> Student:
+        """Makes or loads the head; see `DraftSettings.begin`."""
+        vocab_size, fused = target.network.config.vocab_size, self.algorithm == "EAGLE3"
+        if self.init is None:
+            if not fused:
+                raise ValueError(
+                    f"a new {self.algorithm} head is not trained; set init to one, or algorithm to EAGLE3."
+                )
+            capture = self.layers or usual_layers(target.network.config.num_layers)
+            count = min(DRAFT_VOCAB, vocab_size) if self.draft_vocab is None else self.draft_vocab
+            check_choice(target.network.config, capture, count)
+            target_ids = frequent_ids(examples, vocab_size, count)
+            network, leaves = new_head(target.network, target.leaves, capture, target_ids, seed=seed)
+            frozen = ("embed_tokens", "target_ids")
+        else:
+            self._check_init()
+            network, leaves, frozen = load_existing(Path(self.init), target, fused=fused)
+            state = dict(nnx.to_flat_state(jax.tree.unflatten(network.treedef, leaves)))
+            ids = state.get(("target_ids",))
+            target_ids = np.arange(vocab_size, dtype=np.int32) if ids is None else np.asarray(ids.get_value())
+        config = network.config
+        return Student(
+            kind="EAGLE-3 head" if config.fused else "EAGLE head",
+            network=network,
+            leaves=leaves,
+            frozen=frozen,
+            rows=head_rows(target.network, target.leaves, target_ids),
+            capture=config.capture,
+            about={
+                "layers": list(config.capture),
+                "draft_vocab": len(target_ids),
+                "coverage": coverage(examples, vocab_size, target_ids),
+            },
+            write=functools.partial(export_head, network, dtype=DTYPES[self.export_dtype], frozen=frozen),
+        )
+
+    def _check_init(self) -> None:
+        for name in ("layers", "draft_vocab"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} has no effect on init={self.init!r}, a head that says it itself; "
+                    "leave one of them out."
+                )
 
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:
@@ -20,8 +89,8 @@ def usual_layers(num_layers: int) -> tuple[int, ...]:
     return (1, num_layers // 2 - 1, num_layers - 4) if num_layers >= 6 else tuple(range(num_layers))
 
 
-def frequent_ids(examples: Iterable[Example], vocab_size: int, count: int) -> tuple[np.ndarray, float]:
-    """The `count` tokens that the target wrote most often, in the order of their ids, and their share of all it wrote.
+def frequent_ids(examples: Iterable[Example], vocab_size: int, count: int) -> np.ndarray:
+    """The `count` tokens that the target wrote most often, in the order of their ids, int32 [count].
 
     Ties, and what is missing, are filled with the tokens of the texts and then with the lowest ids.
     """
@@ -30,8 +99,33 @@ def frequent_ids(examples: Iterable[Example], vocab_size: int, count: int) -> tu
         np.add.at(written, example.ids[example.is_answer], 1)
         np.add.at(seen, example.ids, 1)
     order = np.lexsort((np.arange(vocab_size), -seen, -written))
-    ids = np.sort(order[:count]).astype(np.int32)
-    return ids, float(written[ids].sum() / max(1, written.sum()))
+    return np.sort(order[:count]).astype(np.int32)
+
+
+def coverage(examples: Iterable[Example], vocab_size: int, ids: np.ndarray) -> float:
+    """The share of what the target wrote that is among `ids`."""
+    written = np.zeros(vocab_size, np.int64)
+    for example in examples:
+        np.add.at(written, example.ids[example.is_answer], 1)
+    return float(written[ids].sum() / max(1, written.sum()))
+
+
+def load_existing(folder: Path, target: Target, *, fused: bool) -> tuple[Network, Leaves, tuple[str, ...]]:
+    """A head to train further: network, float32 weights, and the leaves that stay the target's.
+
+    Raises:
+        FileNotFoundError, ValueError: it is no head, or of another target; or its form cannot be exported.
+    """
+    with open_checkpoint(folder) as checkpoint:
+        file = open_head(checkpoint, target.network.config, fused=fused)
+        if file.config.feed_normed:
+            raise ValueError(
+                f"{folder} feeds its next step with normed states, which the format of the exported head cannot say; "
+                "train a new one."
+            )
+        network, leaves = load_head(file, target.network, target.leaves, dtype=np.float32)
+        shared = (name for name in ("embed_tokens", "lm_head") if f"{name}.weight" not in file.stored)
+    return network, leaves, ("target_ids", *shared)
 
 
 def check_choice(target: ModelConfig, capture: Sequence[int], draft_vocab: int) -> None:

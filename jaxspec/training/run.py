@@ -1,4 +1,4 @@
-"""A whole training run, from a target and its answers to an exported head."""
+"""A whole training run, from a target and its answers to an exported draft."""
 
 import dataclasses
 import hashlib
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import ml_dtypes
-import numpy as np
 
 from jaxspec.loading.checkpoint import open_checkpoint
 from jaxspec.loading.load import load_model
@@ -17,42 +15,15 @@ from jaxspec.models import MODELS
 from jaxspec.models.network import Network
 from jaxspec.training.card import model_card
 from jaxspec.training.examples import Batch, Example, read_examples
-from jaxspec.training.export import export_head
-from jaxspec.training.feature_draft import Objective
 from jaxspec.training.kept_settings import keep_settings
-from jaxspec.training.new_head import check_choice, frequent_ids, new_head, usual_layers
-from jaxspec.training.teacher import Lesson, Lessons, head_rows, lesson
+from jaxspec.training.student import DTYPES, DraftSettings, Target
+from jaxspec.training.taught import Objective
+from jaxspec.training.teacher import Lesson, Lessons, lesson
 from jaxspec.training.trainer import Trainer, TrainSettings
 
-HEAD = "head"
-_DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+DRAFT = "draft"
 # Texts that the target reads together.
 _LESSON_ROWS = 8
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HeadSettings:
-    """What is trained, and on what.
-
-    Attributes:
-        model: the target's path or name.
-        data: files of records, or folders of answers.
-        layers: 0-based layers of the target that the head reads; None are the usual three.
-        draft_vocab: tokens that the head chooses from: the most frequent ones in the answers.
-        max_length: tokens of a text after which it is cut.
-        keep_lessons: "disk" runs the target once over all texts, "none" in every step.
-        lesson_dtype: of the states that are kept: float32 or bfloat16.
-        export_dtype: of the exported head.
-    """
-
-    model: str
-    data: tuple[str, ...]
-    layers: tuple[int, ...] | None = None
-    draft_vocab: int = 8192
-    max_length: int = 512
-    keep_lessons: str = "disk"
-    lesson_dtype: str = "bfloat16"
-    export_dtype: str = "bfloat16"
 
 
 class Told(NamedTuple):
@@ -62,8 +33,8 @@ class Told(NamedTuple):
     values: dict[str, Any]
 
 
-def train_head(
-    head: HeadSettings,
+def train_draft(
+    draft: DraftSettings,
     objective: Objective,
     settings: TrainSettings,
     out: Path,
@@ -72,76 +43,82 @@ def train_head(
     measure: Callable[[Path], dict[str, Any]] | None = None,
     until: int | None = None,
 ) -> Path:
-    """Trains an EAGLE-3 head; started again with the same settings, it goes on.
+    """Trains a draft; started again with the same settings, it goes on.
 
     Args:
-        head, objective, settings: see there.
-        out: folder for checkpoints, the log, what the target makes of the texts, and the head.
+        draft, objective, settings: see there.
+        out: folder for checkpoints, the log, what the target makes of the texts, and the draft.
         tell: hears of progress.
-        measure: gets the head's folder after every epoch, and returns what an engine makes of it, for the log.
+        measure: gets the draft's folder after every epoch, and returns what an engine makes of it, for the log.
         until: stop after so many steps, for a run in pieces.
 
     Returns:
-        The folder of the exported head.
+        The folder of the exported draft.
 
     Raises:
         FileNotFoundError, ValueError: the data or the target cannot be read, or `out` is of a run with other settings.
     """
-    said = {"head": dataclasses.asdict(head), "objective": dataclasses.asdict(objective)}
-    keep_settings(out / "train.json", {**said, "training": dataclasses.asdict(settings)})
-    with open_checkpoint(head.model) as checkpoint:
-        loaded = load_model(checkpoint, dtype=jnp.float32, scan_layers=False)
-        tokenizer = checkpoint.load_tokenizer()
-    kind = MODELS[loaded.config.architecture]
-    target, leaves = Network(loaded.config, kind, loaded.graphdef, loaded.treedef), loaded.leaves
-    examples = [e for path in head.data for e in read_examples(Path(path), tokenizer, max_length=head.max_length)]
+    parts = {"draft": draft, "objective": objective, "training": settings}
+    said = {name: dataclasses.asdict(part) for name, part in parts.items()}
+    keep_settings(out / "train.json", said)
+    target = _load_target(draft.model)
+    examples = [
+        e for path in draft.data for e in read_examples(Path(path), target.tokenizer, max_length=draft.max_length)
+    ]
     if not examples:
-        raise ValueError(f"{', '.join(head.data)} has no answer to learn from.")
-    capture = head.layers or usual_layers(loaded.config.num_layers)
-    check_choice(loaded.config, capture, head.draft_vocab)
-    target_ids, coverage = frequent_ids(examples, loaded.config.vocab_size, head.draft_vocab)
+        raise ValueError(f"{', '.join(draft.data)} has no answer to learn from.")
+    student = draft.begin(target, examples, seed=settings.seed)
     about = {
         "examples": len(examples),
         "tokens": sum(len(example.ids) for example in examples),
         "answer_tokens": sum(int(example.is_answer.sum()) for example in examples),
-        "draft_vocab": len(target_ids),
-        "coverage": coverage,
-        "layers": list(capture),
+        **student.about,
     }
     tell(Told("data", about))
-    if head.keep_lessons == "disk":
+    if draft.keep_lessons == "disk":
         kept = Lessons(
             out / "lessons",
-            target,
-            leaves,
-            capture,
+            target.network,
+            target.leaves,
+            student.capture,
             examples,
-            dtype=jnp.dtype(_DTYPES[head.lesson_dtype]),
-            identity=_identity(head.model, examples),
+            dtype=jnp.dtype(DTYPES[draft.lesson_dtype]),
+            identity=_identity(draft.model, examples),
         )
         kept.make(_LESSON_ROWS, lambda count: tell(Told("lessons", {"examples": count})))
         read = kept.read
     else:
 
         def read(batch: Batch) -> Lesson:
-            return lesson(target, leaves, jnp.asarray(batch.ids), capture)
+            return lesson(target.network, target.leaves, jnp.asarray(batch.ids), student.capture)
 
-    network, first = new_head(target, leaves, capture, target_ids, seed=settings.seed)
-    rows = head_rows(target, leaves, target_ids)
-    with closing(Trainer(network, first, rows, examples, read, objective, settings, out)) as trainer:
+    with closing(Trainer(student, examples, read, objective, settings, out)) as trainer:
+
+        def end_epoch() -> None:
+            epoch = trainer.step // trainer.steps_per_epoch
+            student.write(trainer.leaves, out / DRAFT, model_card(student.kind, said, about, epoch))
+            measured = {} if measure is None else measure(out / DRAFT)
+            trainer.note({"epochs": epoch, "measured": measured})
+            tell(Told("epoch", {"epochs": epoch, "measured": measured}))
+
         tell(Told("start", {"step": trainer.step, "steps": trainer.num_steps, "per_epoch": trainer.steps_per_epoch}))
+        if trainer.step and trainer.step % trainer.steps_per_epoch == 0 and not trainer.is_noted("epochs"):
+            end_epoch()  # which a killed run did not come to
         while trainer.step < trainer.num_steps and (until is None or trainer.step < until):
-            epoch = trainer.step // trainer.steps_per_epoch + 1
-            end = epoch * trainer.steps_per_epoch
+            end = (trainer.step // trainer.steps_per_epoch + 1) * trainer.steps_per_epoch
             trainer.run(lambda losses: tell(Told("step", {"losses": losses})), until=min(end, until or end))
             if trainer.step == end:
-                dtype = _DTYPES[head.export_dtype]
-                card = model_card(head, objective, settings, about, epoch)
-                export_head(network, trainer.leaves, out / HEAD, dtype=dtype, card=card, overwrite=True)
-                measured = {} if measure is None else measure(out / HEAD)
-                trainer.note({"epochs": epoch, "measured": measured})
-                tell(Told("epoch", {"epochs": epoch, "measured": measured}))
-    return out / HEAD
+                end_epoch()
+    return out / DRAFT
+
+
+def _load_target(model: str) -> Target:
+    with open_checkpoint(model) as checkpoint:
+        loaded = load_model(checkpoint, dtype=jnp.float32, scan_layers=False)
+        tokenizer = checkpoint.load_tokenizer()
+        config = {name: value for name, value in checkpoint.config.items() if value is not None}
+    network = Network(loaded.config, MODELS[loaded.config.architecture], loaded.graphdef, loaded.treedef)
+    return Target(config, network, loaded.leaves, tokenizer)
 
 
 def _identity(model: str, examples: Sequence[Example]) -> str:

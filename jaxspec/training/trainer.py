@@ -18,11 +18,11 @@ from flax import nnx
 from jaxspec.models.network import Network
 from jaxspec.training.curves import simulated_accept_length
 from jaxspec.training.examples import BUCKET, Batch, Example, epoch_batches, make_batch
-from jaxspec.training.feature_draft import Losses, Objective, Taught, unrolled_losses
+from jaxspec.training.places import Places
+from jaxspec.training.student import Student
+from jaxspec.training.taught import Losses, Objective, Taught
 from jaxspec.training.teacher import Leaves, Lesson
 
-# Leaves of a head that stay the target's.
-FROZEN = ("embed_tokens", "target_ids")
 LOG = "log.jsonl"
 _CHECKPOINTS = "checkpoints"
 
@@ -65,11 +65,10 @@ class Position(NamedTuple):
 
 
 class Trainer:
-    """Trains a head. Two runs of the same settings give the same numbers, however often they were killed.
+    """Trains a draft. Two runs of the same settings give the same numbers, however often they were killed.
 
     Args:
-        network: the head, and `leaves` its weights at the start.
-        rows_of_target: [draft_vocab, Ht], the target's vocabulary head for the head's tokens.
+        student: the draft, and its weights at the start.
         examples: texts.
         read_lesson: what the target makes of a batch.
         folder: for checkpoints and the log.
@@ -77,26 +76,30 @@ class Trainer:
 
     def __init__(
         self,
-        network: Network,
-        leaves: Leaves,
-        rows_of_target: jax.Array,
+        student: Student,
         examples: Sequence[Example],
         read_lesson: Callable[[Batch], Lesson],
         objective: Objective,
         settings: TrainSettings,
         folder: Path,
     ):
-        self._network, self._examples, self._read_lesson = network, examples, read_lesson
-        self._rows_of_target, self._objective, self._settings = rows_of_target, objective, settings
-        trained = _trained(network, leaves)
+        self._network, self._examples, self._read_lesson = student.network, examples, read_lesson
+        self._objective, self._settings = objective, settings
+        leaves, trained = student.leaves, _trained(student)
+        self._places = Places(settings.rows)
         self._is_trained = trained
-        self._frozen = tuple(leaf for leaf, is_trained in zip(leaves, trained, strict=True) if not is_trained)
+        self._frozen = self._places.copies(
+            tuple(leaf for leaf, is_one in zip(leaves, trained, strict=True) if not is_one)
+        )
+        self._rows_of_target = self._places.copies(student.rows)
         self._lengths = [len(example.ids) for example in examples]
         self.steps_per_epoch = len(epoch_batches(self._lengths, settings.rows, seed=0, epoch=0))
         self.num_steps = self.steps_per_epoch * settings.epochs
         self._optimizer = make_optimizer(settings, self.num_steps)
         params = tuple(leaf.astype(jnp.float32) for leaf, is_trained in zip(leaves, trained) if is_trained)
-        self._state: dict[str, Any] = {"params": params, "optimizer": self._optimizer.init(params)}
+        # A copy: the state is donated, and the leaves may be the target's own.
+        params = jax.tree.map(jnp.copy, params)
+        self._state: dict[str, Any] = self._places.copies({"params": params, "optimizer": self._optimizer.init(params)})
         self.step = 0
         self._log = folder / LOG
         options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True)
@@ -105,7 +108,7 @@ class Trainer:
 
     @property
     def leaves(self) -> Leaves:
-        """The head's weights as they are now, float32."""
+        """The draft's weights as they are now, float32."""
         params, frozen = iter(self._state["params"]), iter(self._frozen)
         return tuple(next(params) if is_trained else next(frozen) for is_trained in self._is_trained)
 
@@ -137,6 +140,11 @@ class Trainer:
         with self._log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": self.step, **values}) + "\n")
 
+    def is_noted(self, name: str) -> bool:
+        """Whether the log has a line with a value of this name at the current step."""
+        lines = self._log.read_text(encoding="utf-8").splitlines() if self._log.is_file() else []
+        return any(said["step"] == self.step and name in said for said in map(json.loads, lines))
+
     def _positions(self, until: int) -> Iterator[Position]:
         for epoch in range(self.step // self.steps_per_epoch, self._settings.epochs):
             batches = epoch_batches(self._lengths, self._settings.rows, seed=self._settings.seed, epoch=epoch)
@@ -149,7 +157,7 @@ class Trainer:
 
     def _train(self, position: Position) -> Losses:
         batch = position.batch
-        anchors = int(batch.is_answer[:, 2:].sum(axis=1).max(initial=1))
+        anchors = int(batch.is_answer[:, 1:].sum(axis=1).max(initial=1))
         self._state, losses = _update(
             self._network,
             self._optimizer,
@@ -160,7 +168,7 @@ class Trainer:
             self._state,
             self._frozen,
             self._rows_of_target,
-            (jnp.asarray(batch.ids), jnp.asarray(batch.is_answer), self._read_lesson(batch)),
+            self._places.rows((batch.ids, batch.is_answer, self._read_lesson(batch))),
         )
         return losses
 
@@ -181,7 +189,8 @@ class Trainer:
         latest = self._manager.latest_step()
         if latest is not None:
             abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, self._state)
-            self._state = dict(self._manager.restore(latest, args=ocp.args.StandardRestore(abstract)))
+            restored = self._manager.restore(latest, args=ocp.args.StandardRestore(abstract))
+            self._state = self._places.copies(dict(restored))
             self.step = latest
         if self._log.is_file():
             lines = self._log.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -224,7 +233,7 @@ def _update(
     def loss(params: Leaves) -> tuple[jax.Array, Losses]:
         trained, fixed = iter(params), iter(frozen)
         leaves = tuple(cast(next(trained) if is_one else next(fixed)) for is_one in is_trained)
-        losses = unrolled_losses(network.bind(leaves), taught, objective, num_anchors)
+        losses = objective.losses(network.bind(leaves), taught, num_anchors)
         return losses.total, losses
 
     gradients, losses = jax.grad(loss, has_aux=True)(state["params"])
@@ -232,6 +241,6 @@ def _update(
     return {"params": optax.apply_updates(state["params"], updates), "optimizer": optimizer_state}, losses
 
 
-def _trained(network: Network, leaves: Leaves) -> tuple[bool, ...]:
-    state = jax.tree.unflatten(network.treedef, leaves)
-    return tuple(path[0] not in FROZEN for path, _ in nnx.to_flat_state(state))
+def _trained(student: Student) -> tuple[bool, ...]:
+    state = jax.tree.unflatten(student.network.treedef, student.leaves)
+    return tuple(path[0] not in student.frozen for path, _ in nnx.to_flat_state(state))

@@ -41,7 +41,9 @@ def test_speculation_alone(small, questions, capsys):
 def test_records_without_an_answer_are_named(small, tmp_path):
     file = tmp_path / "other.jsonl"
     file.write_text('{"question": "why?"}\n')
-    with pytest.raises(ValueError, match=r"other.jsonl:1 has no answer that ends in '#### NUMBER', only \[\"question\"\]"):
+    with pytest.raises(
+        ValueError, match=r"other.jsonl:1 has no answer that ends in '#### NUMBER', only \[\"question\"\]"
+    ):
         eval_gsm8k.main([*small, "--prompts", str(file)])
     file.write_text("")
     with pytest.raises(ValueError, match=r"other.jsonl has no prompt"):

@@ -9,8 +9,9 @@ from jaxspec.attention import Block
 from jaxspec.kv_cache import Accepted
 from jaxspec.models.heads import Head
 from jaxspec.models.layers import rotary_angles, rotate
-from jaxspec.training.feature_draft import Objective, Taught, unrolled_losses
+from jaxspec.training.feature_draft import TrainingTimeTest
 from jaxspec.training.losses import LOSSES, Laws
+from jaxspec.training.taught import Taught
 from tests.tiny import VOCAB, tiny_config, tiny_head
 
 LENGTH, NUM_STEPS, NUM_ANCHORS = 8, 3, 5
@@ -87,7 +88,7 @@ def predictions(taught: Taught) -> list[tuple[int, int, int]]:
     return found
 
 
-def direct_loss(head: Head, taught: Taught, objective: Objective) -> jax.Array:
+def direct_loss(head: Head, taught: Taught, objective: TrainingTimeTest) -> jax.Array:
     found = predictions(taught)
     rows, anchors, steps = (jnp.array(part) for part in zip(*found, strict=True))
     chains = jax.vmap(lambda row, anchor: chain_logits(head, taught, row, anchor))(rows, anchors)
@@ -102,7 +103,7 @@ def direct_loss(head: Head, taught: Taught, objective: Objective) -> jax.Array:
 @pytest.mark.parametrize(("switches", "loss"), list(zip(SWITCHES, LOSSES, strict=True)), ids=str)
 def test_loss_and_gradient_are_those_of_a_direct_computation(switches, loss):
     network, leaves = tiny_head(3, fused=True, layer=tiny_config(num_hidden_layers=1), **switches)
-    taught, objective = texts(network.config), Objective(loss=loss, num_steps=NUM_STEPS, step_decay=0.7)
+    taught, objective = texts(network.config), TrainingTimeTest(loss=loss, num_steps=NUM_STEPS, step_decay=0.7)
     is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
 
     def bound(floats):
@@ -112,9 +113,7 @@ def test_loss_and_gradient_are_those_of_a_direct_computation(switches, loss):
     floats = tuple(leaf for is_one, leaf in zip(is_float, leaves) if is_one)
     ours = jax.jit(
         jax.value_and_grad(
-            lambda floats: (lambda out: (out.total, out))(
-                unrolled_losses(bound(floats), taught, objective, NUM_ANCHORS)
-            ),
+            lambda floats: (lambda out: (out.total, out))(objective.losses(bound(floats), taught, NUM_ANCHORS)),
             has_aux=True,
         )
     )

@@ -17,9 +17,10 @@ from safetensors.numpy import load_file, save_file
 from jaxspec import LLM, EngineConfig, SamplingParams, SpecConfig
 from jaxspec.loading.checkpoint import open_checkpoint
 from jaxspec.training.answers import AnswerFolder, write_answers
-from jaxspec.training.feature_draft import Objective
+from jaxspec.training.feature_draft import TrainingTimeTest
+from jaxspec.training.new_head import HeadSettings
 from jaxspec.training.records import PromptRecord
-from jaxspec.training.run import HeadSettings, Told, train_head
+from jaxspec.training.run import DRAFT, Told, train_draft
 from jaxspec.training.trainer import LOG, TrainSettings
 from tests.conftest import REPO
 from tests.scripts.tiny_model import write_tiny_model
@@ -80,11 +81,11 @@ def weights(head: Path) -> dict[str, np.ndarray]:
 
 def test_a_head_learns_and_the_engine_runs_it(model, data, tmp_path, capsys):
     told: list[Told] = []
-    head = train_head(settings_of(model, data), Objective(), SETTINGS, tmp_path / "run", tell=told.append)
-    losses = [line["loss"] for line in read_log(tmp_path / "run")]
+    head = train_draft(settings_of(model, data), TrainingTimeTest(), SETTINGS, tmp_path / "run", tell=told.append)
+    losses = [line["loss"] for line in read_log(tmp_path / "run") if "loss" in line]
     assert len(losses) == sum(one.kind == "step" for one in told)
     still = dataclasses.replace(SETTINGS, epochs=1, learning_rate=0.0)
-    untrained = train_head(settings_of(model, data), Objective(), still, tmp_path / "still")
+    untrained = train_draft(settings_of(model, data), TrainingTimeTest(), still, tmp_path / "still")
     lengths = accept_length(model, untrained), accept_length(model, head)
     with capsys.disabled():
         print(f"\naccept length {lengths[0]:.2f} untrained, {lengths[1]:.2f} trained; loss {losses[-1]:.2f}")
@@ -93,9 +94,9 @@ def test_a_head_learns_and_the_engine_runs_it(model, data, tmp_path, capsys):
 
 def test_a_run_in_pieces_gives_the_same_numbers(model, data, tmp_path):
     few = dataclasses.replace(SETTINGS, epochs=1, save_seconds=0.0)
-    whole = train_head(settings_of(model, data), Objective(), few, tmp_path / "whole")
+    whole = train_draft(settings_of(model, data), TrainingTimeTest(), few, tmp_path / "whole")
     for until in (2, 3, None):
-        pieces = train_head(settings_of(model, data), Objective(), few, tmp_path / "pieces", until=until)
+        pieces = train_draft(settings_of(model, data), TrainingTimeTest(), few, tmp_path / "pieces", until=until)
     assert read_log(tmp_path / "whole") == read_log(tmp_path / "pieces")
     expected, found = weights(whole), weights(pieces)
     assert expected.keys() == found.keys()
@@ -117,20 +118,20 @@ def test_a_killed_run_goes_on_to_the_same_numbers(model, data, tmp_path):
     killed.wait()
     subprocess.run([*command, str(tmp_path / "cut")], check=True, env=environment, capture_output=True)
     assert read_log(tmp_path / "whole") == read_log(tmp_path / "cut")
-    expected, found = weights(tmp_path / "whole" / "head"), weights(tmp_path / "cut" / "head")
+    expected, found = weights(tmp_path / "whole" / DRAFT), weights(tmp_path / "cut" / DRAFT)
     assert all((expected[name] == found[name]).all() for name in expected)
 
 
 def test_other_settings_and_bad_ones_are_refused(model, data, tmp_path):
     one = dataclasses.replace(SETTINGS, epochs=1)
-    train_head(settings_of(model, data), Objective(), one, tmp_path / "run", until=1)
+    train_draft(settings_of(model, data), TrainingTimeTest(), one, tmp_path / "run", until=1)
     with pytest.raises(ValueError, match="is of a run with epochs=1, and epochs=2 is set"):
-        train_head(settings_of(model, data), Objective(), dataclasses.replace(one, epochs=2), tmp_path / "run")
+        train_draft(settings_of(model, data), TrainingTimeTest(), dataclasses.replace(one, epochs=2), tmp_path / "run")
     with pytest.raises(ValueError, match=r"layers=\[7\] must be in 0\.\.1"):
-        train_head(settings_of(model, data, layers=(7,)), Objective(), one, tmp_path / "other")
+        train_draft(settings_of(model, data, layers=(7,)), TrainingTimeTest(), one, tmp_path / "other")
     (tmp_path / "none.jsonl").write_text("")
     with pytest.raises(ValueError, match="has no answer to learn from"):
-        train_head(settings_of(model, tmp_path / "none.jsonl"), Objective(), one, tmp_path / "third")
+        train_draft(settings_of(model, tmp_path / "none.jsonl"), TrainingTimeTest(), one, tmp_path / "third")
 
 
 def test_written_answers_are_data(model, tmp_path):
@@ -138,5 +139,5 @@ def test_written_answers_are_data(model, tmp_path):
     with LLM(model, engine=ENGINE) as llm:
         write_answers(llm, [PromptRecord("a", "hi", {})], folder, SamplingParams(temperature=0.0, max_tokens=8))
     one = dataclasses.replace(SETTINGS, epochs=1, rows=1)
-    head = train_head(settings_of(model, tmp_path / "answers"), Objective(), one, tmp_path / "run")
+    head = train_draft(settings_of(model, tmp_path / "answers"), TrainingTimeTest(), one, tmp_path / "run")
     assert jax.tree.leaves(weights(head))

@@ -148,7 +148,7 @@ class TorchFile:
 def _check_memo(text: bytes) -> None:
     """Refuses a pickle that numbers what it remembers beyond reason: room is made for all the numbers below."""
     for code, number, place in pickletools.genops(text):
-        if code.name in _REMEMBERS and number > len(text):
+        if code.name in _REMEMBERS and isinstance(number, int) and number > len(text):
             raise ValueError(
                 f"its pickle is malformed: byte {place} remembers a value as number {number}, and {len(text)} bytes "
                 "cannot hold as many; copy it again"

@@ -17,7 +17,7 @@ from jaxspec.checks import (
     set_checked,
 )
 from jaxspec.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
-from jaxspec.static_tree import check_static_tree
+from jaxspec.static_tree import MAX_NODES, check_static_tree
 
 if TYPE_CHECKING:
     from jaxspec.resolve import DraftInfo, SpecPlan, TargetInfo
@@ -188,9 +188,11 @@ class SpecConfig:
         for name in ("draft_model", "merge_draft_model"):
             if getattr(self, name) is not None:
                 set_checked(self, **{name: check_path(name, getattr(self, name))})
-        # A round verifies the root, which num_draft_tokens counts, and at least one draft.
-        lows = {"num_steps": 1, "eagle_topk": 1, "num_draft_tokens": 2, "merge_num_steps": 1}
-        check_optional_ints(self, lows, "leave it out for the automatic value", high=MAX_INT32)
+        hint = "leave it out for the automatic value"
+        lows = {"num_steps": 1, "eagle_topk": 1, "merge_num_steps": 1}
+        check_optional_ints(self, lows, hint, high=MAX_NODES)
+        # A round verifies the root, which this counts, and at least one draft.
+        check_optional_ints(self, {"num_draft_tokens": 2}, hint, high=MAX_NODES + 1)
         if self.static_tree is not None:
             set_checked(self, static_tree=check_static_tree(self.static_tree))
         for name in ("merge_draft_model", "merge_num_steps"):

@@ -1,6 +1,7 @@
 """Which draft method runs, and whether the draft checkpoint fits the target."""
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.plan import REQUESTED, WARNING, DraftInfo, Note, TargetInfo
@@ -11,8 +12,23 @@ WITH_DRAFT_MODEL = ("EAGLE", "EAGLE3", "STANDALONE")
 AVAILABLE_ACCEPT_RULES = ("coupled",)
 
 
-def choose_algorithm(spec: SpecConfig, target: TargetInfo, available: Collection[str], notes: list[Note]) -> str:
+class SettingNames(NamedTuple):
+    """The settings that a method came from, for messages."""
+
+    algorithm: str = "algorithm"
+    draft_model: str = "draft_model"
+
+
+NAMES = SettingNames()
+
+
+def choose_algorithm(
+    spec: SpecConfig, target: TargetInfo, available: Collection[str], notes: list[Note], names: SettingNames = NAMES
+) -> str:
     """Returns the draft method, aliases resolved: NEXTN is EAGLE with the target's own head.
+
+    Args:
+        names: of the settings that the user has for what `spec` calls algorithm and draft_model.
 
     Raises:
         ValueError: the algorithm or the accept rule is unknown or not in this version, or the draft model it needs is
@@ -22,42 +38,47 @@ def choose_algorithm(spec: SpecConfig, target: TargetInfo, available: Collection
     ready = ", ".join(sorted(available)) or "none"
     if algorithm not in KNOWN_ALGORITHMS and algorithm not in available:
         known = ", ".join(dict.fromkeys([*KNOWN_ALGORITHMS, *sorted(available)]))
-        raise ValueError(f"algorithm={algorithm!r} is not known; set one of {known} (in this version: {ready}).")
+        raise ValueError(
+            f"{names.algorithm}={algorithm!r} is not known; set one of {known} (in this version: {ready})."
+        )
     if algorithm not in available:
-        raise ValueError(f"algorithm={algorithm!r} is not in this version; set one of {ready}.")
+        raise ValueError(f"{names.algorithm}={algorithm!r} is not in this version; set one of {ready}.")
     if spec.accept_rule not in AVAILABLE_ACCEPT_RULES:
         raise ValueError(
             f"accept_rule={spec.accept_rule!r} is not in this version; set 'coupled', which is exact token for token."
         )
     if algorithm == "NEXTN":
-        _check_own_head(spec, target)
-        notes.append(Note("algorithm", "NEXTN", "EAGLE", "NEXTN is EAGLE with the target's own draft head (MTP)"))
+        _check_own_head(spec, target, names)
+        notes.append(Note(names.algorithm, "NEXTN", "EAGLE", "NEXTN is EAGLE with the target's own draft head (MTP)"))
         return "EAGLE"
     if algorithm == "EAGLE" and spec.draft_model is None and target.num_mtp_layers > 0 and "NEXTN" in available:
-        notes.append(Note("draft_model", None, None, "no draft model is set, so the target's own head (MTP) drafts"))
+        notes.append(
+            Note(names.draft_model, None, None, "no draft model is set, so the target's own head (MTP) drafts")
+        )
         return algorithm
     if algorithm in WITH_DRAFT_MODEL and spec.draft_model is None:
         raise ValueError(
-            f"algorithm={algorithm!r} needs a draft model; set draft_model ({flag_of('draft_model_path')})."
+            f"{names.algorithm}={algorithm!r} needs a draft model; set draft_model ({flag_of('draft_model_path')})."
         )
     if algorithm == "NGRAM" and spec.draft_model is not None:
         raise ValueError(
-            f"draft_model={str(spec.draft_model)!r} has no use with algorithm='NGRAM', which drafts from the text "
-            "itself; leave it out, or set algorithm='STANDALONE'."
+            f"{names.draft_model}={str(spec.draft_model)!r} has no use with {names.algorithm}='NGRAM', which drafts "
+            f"from the text itself; leave it out, or set {names.algorithm}='STANDALONE'."
         )
     return algorithm
 
 
-def _check_own_head(spec: SpecConfig, target: TargetInfo) -> None:
+def _check_own_head(spec: SpecConfig, target: TargetInfo, names: SettingNames) -> None:
     if target.num_mtp_layers < 1:
         raise ValueError(
-            f"algorithm='NEXTN' needs a target with its own draft head, and {target.architecture} has "
-            f"num_mtp_layers={target.num_mtp_layers}; set EAGLE, EAGLE3 or STANDALONE with a draft_model, or NGRAM."
+            f"{names.algorithm}='NEXTN' needs a target with its own draft head, and {target.architecture} has "
+            f"num_mtp_layers={target.num_mtp_layers}; set EAGLE, EAGLE3 or STANDALONE with a "
+            f"{names.draft_model}, or NGRAM."
         )
     if spec.draft_model is not None:
         raise ValueError(
-            f"draft_model={str(spec.draft_model)!r} has no use with algorithm='NEXTN', which drafts with the target's "
-            "own head; leave it out, or set algorithm='EAGLE'."
+            f"{names.draft_model}={str(spec.draft_model)!r} has no use with {names.algorithm}='NEXTN', which drafts "
+            f"with the target's own head; leave it out, or set {names.algorithm}='EAGLE'."
         )
 
 
@@ -68,8 +89,9 @@ def inspect_draft(
     draft: DraftInfo | None,
     max_model_len: int,
     notes: list[Note],
+    names: SettingNames = NAMES,
 ) -> None:
-    """Adds notes on what the draft checkpoint lacks.
+    """Adds notes on what the draft checkpoint lacks; `names` as for `choose_algorithm`.
 
     Raises:
         ValueError: the draft cannot draft for this target, or is of another kind than the algorithm drafts with.
@@ -78,11 +100,11 @@ def inspect_draft(
         return
     if draft is None:
         raise ValueError(
-            f"draft_model={str(spec.draft_model)!r} is set, and nothing is known of it; pass its DraftInfo."
+            f"{names.draft_model}={str(spec.draft_model)!r} is set, and nothing is known of it; pass its DraftInfo."
         )
-    _check_kind(spec, draft)
+    _check_kind(spec, draft, names)
     if spec.algorithm == "STANDALONE":
-        _check_tokenizer(spec, engine, target, draft, notes)
+        _check_tokenizer(spec, engine, target, draft, notes, names)
     if draft.max_position is not None and draft.max_position < max_model_len:
         reason = (
             f"the draft model was built for {draft.max_position} positions and max_model_len={max_model_len}: beyond "
@@ -92,19 +114,24 @@ def inspect_draft(
         notes.append(Note("draft_max_position", draft.max_position, draft.max_position, reason, WARNING))
 
 
-def _check_kind(spec: SpecConfig, draft: DraftInfo) -> None:
+def _check_kind(spec: SpecConfig, draft: DraftInfo, names: SettingNames) -> None:
     """Refuses a feature head whose name says that another algorithm reads it: it would load, and accept nothing."""
     suffix = next((suffix for suffix in ("Eagle3", "Eagle") if draft.architecture.endswith(suffix)), None)
     wants = {"Eagle3": "EAGLE3", "Eagle": "EAGLE", None: None}[suffix]
     if wants is not None and spec.algorithm in WITH_DRAFT_MODEL and spec.algorithm != wants:
         raise ValueError(
-            f"draft_model={str(spec.draft_model)!r} is a {draft.architecture}, which algorithm={spec.algorithm!r} does "
-            f"not draft with; set algorithm={wants!r}."
+            f"{names.draft_model}={str(spec.draft_model)!r} is a {draft.architecture}, which "
+            f"{names.algorithm}={spec.algorithm!r} does not draft with; set {names.algorithm}={wants!r}."
         )
 
 
 def _check_tokenizer(
-    spec: SpecConfig, engine: EngineConfig, target: TargetInfo, draft: DraftInfo, notes: list[Note]
+    spec: SpecConfig,
+    engine: EngineConfig,
+    target: TargetInfo,
+    draft: DraftInfo,
+    notes: list[Note],
+    names: SettingNames,
 ) -> None:
     """Refuses a draft with another tokenizer; vocabularies may differ in padding only."""
     if target.tokenizer_hash is None or draft.tokenizer_hash is None:
@@ -117,11 +144,28 @@ def _check_tokenizer(
         return
     if target.tokenizer_hash != draft.tokenizer_hash:
         raise ValueError(
-            f"draft_model={str(spec.draft_model)!r} has another tokenizer than the target (fingerprint "
-            f"{draft.tokenizer_hash:.12}, not {target.tokenizer_hash:.12}); set a draft_model with the target's own "
-            "tokenizer, or algorithm='NGRAM'."
+            f"{names.draft_model}={str(spec.draft_model)!r} has another tokenizer than the target (fingerprint "
+            f"{draft.tokenizer_hash:.12}, not {target.tokenizer_hash:.12}); set a {names.draft_model} with the "
+            f"target's own tokenizer, or {names.algorithm}='NGRAM'."
         )
     if target.vocab_size != draft.vocab_size:
         common = min(target.vocab_size, draft.vocab_size)
         reason = f"the tokenizer is the same and the padding is not: the first {common} ids are drafted"
         notes.append(Note("draft_vocab_size", draft.vocab_size, common, reason))
+
+
+def check_topk(spec: SpecConfig, algorithm: str, topk: int, target: TargetInfo, draft: DraftInfo | None) -> None:
+    """Raises ValueError where a node cannot have `topk` children, as there are fewer tokens to choose from.
+
+    A lookup chooses among places of the text, of which there may be any number.
+    """
+    if algorithm == "NGRAM":
+        return
+    most = target.vocab_size if draft is None else min(target.vocab_size, draft.num_tokens)
+    if topk <= most:
+        return
+    if spec.static_tree is not None:
+        what, advice = f"static_tree has rank {topk - 1}", f"set ranks from 0 to {most - 1}"
+    else:
+        what, advice = f"eagle_topk={topk}", f"set it to at most {most}"
+    raise ValueError(f"{what}, and the draft chooses from {most} tokens; {advice}.")

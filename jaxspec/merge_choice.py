@@ -5,12 +5,15 @@ import os
 from typing import NamedTuple
 
 from jaxspec.config import SpecConfig
-from jaxspec.draft_choice import WITH_DRAFT_MODEL
+from jaxspec.draft_choice import WITH_DRAFT_MODEL, SettingNames
 from jaxspec.plan import Note
-from jaxspec.tree_shape import TreeShape
+from jaxspec.static_tree import MAX_NODES
+from jaxspec.tree_shape import TreeShape, check_steps
 
 # Automatic length of the second chain: a lookup's copy is right for long or not at all.
 MERGED_STEPS = 7
+# What a user calls the second method.
+MERGED_NAMES = SettingNames("merge", "merge_draft_model")
 
 
 class Merge(NamedTuple):
@@ -51,25 +54,25 @@ def choose_merge(second: SpecConfig, steps: int | None, max_model_len: int, note
     if steps is None:
         steps = max(1, min(MERGED_STEPS, max_model_len - 1))
         notes.append(Note("merge_num_steps", None, steps, "automatic; set merge_num_steps"))
-    if steps >= max_model_len:
-        raise ValueError(
-            f"merge_num_steps={steps} is as long as the context, max_model_len={max_model_len}; "
-            f"set it to at most {max_model_len - 1}."
-        )
+    check_steps("merge_num_steps", steps, max_model_len)
     return Merge(second.algorithm, None if second.draft_model is None else os.fspath(second.draft_model), steps)
 
 
 def merged_shape(spec: SpecConfig, own: TreeShape, steps: int, notes: list[Note]) -> TreeShape:
     """The shape of a tree that a chain of `steps` drafts shares with the first method's `own`.
 
+    Args:
+        own: its num_draft_tokens is of no account where the tree is grown, because the user's number is of both.
+
     Raises:
         ValueError: num_draft_tokens holds less than the longest path, or more than both have.
     """
-    least, most = max(own.num_steps, steps) + 1, own.num_draft_tokens + steps
+    first = own.capacity if spec.static_tree is None else own.num_draft_tokens
+    least, most = max(own.num_steps, steps) + 1, min(first + steps, MAX_NODES + 1)
     nodes = spec.num_draft_tokens
-    if nodes is None or spec.static_tree is not None:
+    if nodes is None:
         reason = "all drafts of both methods, and the root; fewer keep the likeliest"
-        notes.append(Note("num_draft_tokens", nodes, most, reason))
+        notes.append(Note("num_draft_tokens", None, most, reason))
         return own._replace(num_draft_tokens=most)
     if not least <= nodes <= most:
         raise ValueError(

@@ -62,12 +62,19 @@ class DraftInfo:
     """What resolving needs to know of a draft checkpoint; the fields are those of `TargetInfo`.
 
     `max_position` is None for a draft head: what its config says is the length it was trained on, and no limit.
+    `draft_vocab` is how many tokens a head chooses from, None where it chooses from the whole vocabulary.
     """
 
     architecture: str
     vocab_size: int
     max_position: int | None
     tokenizer_hash: str | None = None
+    draft_vocab: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the draft chooses from."""
+        return self.vocab_size if self.draft_vocab is None else self.draft_vocab
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.draft_choice import KNOWN_ALGORITHMS, choose_algorithm, inspect_draft
-from jaxspec.merge_choice import Merge, choose_merge, merged_shape, second_method
+from jaxspec.draft_choice import KNOWN_ALGORITHMS, check_topk, choose_algorithm, inspect_draft
+from jaxspec.merge_choice import MERGED_NAMES, Merge, choose_merge, merged_shape, second_method
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
 from jaxspec.sizes import choose_sizes
-from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, fill_shape, paths_of
+from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, check_steps, fill_shape, paths_of
 
 __all__ = ["KNOWN_ALGORITHMS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
 
@@ -116,12 +116,16 @@ def _resolve(given: _Given) -> SpecPlan:
         algorithm = choose_algorithm(settings, given.target, given.available, given.notes)
         inspect_draft(settings, given.engine, given.target, given.draft, sizes.max_model_len, given.notes)
         shape = _shape(given, settings, algorithm, sizes.max_model_len)
-        check_shape(shape, sizes.max_model_len)
+        if settings.merge is None:
+            check_shape(shape)
+        check_steps("num_steps", shape.num_steps, sizes.max_model_len)
+        check_topk(settings, algorithm, shape.eagle_topk, given.target, given.draft)
         if settings.merge is not None:
+            length = sizes.max_model_len
             second = second_method(settings)
-            choose_algorithm(second, given.target, given.available, given.notes)
-            inspect_draft(second, given.engine, given.target, given.merge_draft, sizes.max_model_len, given.notes)
-            merge = choose_merge(second, settings.merge_num_steps, sizes.max_model_len, given.notes)
+            choose_algorithm(second, given.target, given.available, given.notes, MERGED_NAMES)
+            inspect_draft(second, given.engine, given.target, given.merge_draft, length, given.notes, MERGED_NAMES)
+            merge = choose_merge(second, settings.merge_num_steps, length, given.notes)
             shape = merged_shape(settings, shape, merge.merge_num_steps, given.notes)
         rounds_in_flight = _rounds_in_flight(given, settings, shape)
         _note_what_has_no_effect(given, settings, shape)
@@ -202,7 +206,7 @@ def _shape(given: _Given, spec: SpecConfig, algorithm: str, max_model_len: int) 
         else:
             reason = f"automatic: the tree {tuple(TREE)} would run on v1; set overlap_trees=True to have it on v2"
     own = spec
-    if spec.merge is not None and (spec.eagle_topk or 1) == 1:
+    if spec.merge is not None and (spec.static_tree is not None or (spec.eagle_topk or 1) == 1):
         own = dataclasses.replace(spec, num_draft_tokens=None)  # it counts the other method's drafts too
     shape, notes = fill_shape(own, automatic, reason, max_model_len)
     given.notes.extend(note for note in notes if spec.merge is None or note.field != "num_draft_tokens")

@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxspec.checks import check_int, check_path
 
 NodePath = tuple[int, ...]
-# Each node costs a row of every verification; a tree of more is a mistake.
+# Most drafts of a tree, static or not. Each costs a row of every verification; a tree of more is a mistake.
 MAX_NODES = 1024
 
 
@@ -33,14 +33,14 @@ def _read(path: Path) -> object:
         raise FileNotFoundError(f"static_tree={str(path)!r} is no file; give a JSON file of paths, or the paths.")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"static_tree={str(path)!r} is not JSON ({error}); write it as [[0], [1], [0, 0]].") from None
 
 
 def _path(name: str, value: object) -> NodePath:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise TypeError(f"{name}={value!r} must be a list of ranks, not {type(value).__name__}.")
-    return tuple(check_int(f"{name}[{place}]", rank, low=0, high=MAX_NODES) for place, rank in enumerate(value))
+    return tuple(check_int(f"{name}[{place}]", rank, low=0, high=MAX_NODES - 1) for place, rank in enumerate(value))
 
 
 def _checked(value: object, name: str) -> tuple[NodePath, ...]:

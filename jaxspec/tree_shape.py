@@ -85,8 +85,8 @@ def _static_shape(spec: SpecConfig, paths: Sequence[tuple[int, ...]]) -> tuple[T
     return shape, notes
 
 
-def check_shape(shape: TreeShape, max_model_len: int) -> None:
-    """Raises ValueError where no tree has this shape, or a path is longer than the context."""
+def check_shape(shape: TreeShape) -> None:
+    """Raises ValueError where no tree has this shape."""
     steps, topk, nodes = shape
     _check_path(steps, nodes)
     if nodes > shape.capacity:
@@ -94,9 +94,13 @@ def check_shape(shape: TreeShape, max_model_len: int) -> None:
             f"num_draft_tokens={nodes} is more than the {shape.capacity} nodes a tree of num_steps={steps} and "
             f"eagle_topk={topk} can hold; set it to at most {shape.capacity}."
         )
+
+
+def check_steps(name: str, steps: int, max_model_len: int) -> None:
+    """Raises ValueError where a path, whose length is the setting `name`, is as long as the context."""
     if steps >= max_model_len:
         raise ValueError(
-            f"num_steps={steps} is as long as the context, max_model_len={max_model_len}; "
+            f"{name}={steps} is as long as the context, max_model_len={max_model_len}; "
             f"set it to at most {max_model_len - 1}."
         )
 

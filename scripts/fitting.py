@@ -17,12 +17,15 @@ def fit(engine: EngineConfig, *, rows: int, row_buckets: Collection[int] | None 
     """
     largest = max(engine.decode_row_buckets) if engine.decode_row_buckets else rows
     rows, chunk = engine.max_running_requests or largest, engine.chunked_prefill_size
+    if chunk is not None and engine.max_model_len is not None:
+        chunk = min(chunk, engine.max_model_len)  # no prompt is longer
     row_buckets = engine.decode_row_buckets or (None if row_buckets is None else sorted({*row_buckets, rows}))
     # Two lengths of prefill chunk, not every power of two: a short prompt costs a little more, the start much less.
-    two_chunks = (SHORT_CHUNK, chunk) if chunk is not None and chunk > SHORT_CHUNK else None
+    if engine.prefill_chunk_buckets is None and chunk is not None and chunk > SHORT_CHUNK:
+        buckets = (SHORT_CHUNK, chunk)
+        engine = dataclasses.replace(engine, chunked_prefill_size=chunk, prefill_chunk_buckets=buckets)
     return dataclasses.replace(
         engine,
         max_running_requests=rows,
         decode_row_buckets=row_buckets,
-        prefill_chunk_buckets=engine.prefill_chunk_buckets or two_chunks,
     )

@@ -16,7 +16,7 @@ DEVICE_FOLDERS = {"draft", "models", "pallas"}
 # Sees both sides, or reads files into arrays.
 FREE = {"__init__", "engine", "launch", "loading", "training"}
 # Plain Python inside a device folder: what a model is, which host files need to know too.
-SHARED = {"jaxspec.models.config"}
+SHARED = {"jaxspec.models.config", "jaxspec.models.fields"}
 ARRAY_PACKAGES = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorstore"}
 
 

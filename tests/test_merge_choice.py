@@ -36,6 +36,37 @@ def test_a_tree_may_be_merged_too():
     assert shape_of(static) == (1, 2, 5)
 
 
+LARGEST = [[rank] for rank in range(1000)] + [[0] * (depth + 2) for depth in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("given", "merge_num_steps", "least", "most"),
+    [
+        ({"num_steps": 2, "eagle_topk": 2}, 5, 6, 12),
+        ({"num_steps": 2, "eagle_topk": 2}, 1, 3, 8),
+        ({"num_steps": 3, "eagle_topk": 1}, 4, 5, 8),
+        ({"num_steps": 40, "eagle_topk": 64}, 3, 41, 1025),
+        ({"static_tree": [[0], [1]]}, 2, 3, 5),
+        ({"static_tree": [[0], [1]], "eagle_topk": 2}, 1, 2, 4),
+        ({"static_tree": LARGEST}, 7, 26, 1025),
+    ],
+)
+def test_the_nodes_of_both_have_one_lower_and_one_upper_bound(given, merge_num_steps, least, most):
+    settings = {"merge": "NGRAM", "merge_num_steps": merge_num_steps, **given}
+    draft = draft_info(vocab_size=2000)
+    for nodes in (least, most):
+        plan = plan_of("EAGLE", draft=draft, num_draft_tokens=nodes, **settings)
+        assert plan.num_draft_tokens == nodes
+        assert not notes_of(plan, "num_draft_tokens")
+    for nodes in {max(least - 1, 2), min(most + 1, 1025)} - {least, most}:
+        assert f"from {least} to {most}" in refusal("EAGLE", draft=draft, num_draft_tokens=nodes, **settings)
+
+
+def test_the_automatic_number_of_nodes_is_a_legal_one():
+    plan = plan_of("EAGLE", merge="NGRAM", static_tree=LARGEST)
+    assert plan.num_draft_tokens == note_of(plan, "num_draft_tokens").after == 1025
+
+
 def test_the_second_methods_checkpoint_is_checked_as_the_firsts():
     assert "set merge_draft_model" in refusal("EAGLE3", merge="STANDALONE")
     words = refusal(
@@ -46,13 +77,42 @@ def test_the_second_methods_checkpoint_is_checked_as_the_firsts():
     assert (plan.merge, plan.merge_draft_model) == ("STANDALONE", "other")
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"merge": "FOO"}, ["merge='FOO' is not known"]),
+        ({"merge": "DFLASH"}, ["merge='DFLASH' is not in this version"]),
+        ({"merge": "NGRAM", "merge_draft_model": "d"}, ["merge_draft_model='d' has no use with merge='NGRAM'"]),
+        ({"merge": "NEXTN"}, ["merge='NEXTN' needs a target", "with a merge_draft_model"]),
+        (
+            {
+                "merge": "EAGLE",
+                "merge_draft_model": "d",
+                "merge_draft": draft_info(architecture="LlamaForCausalLMEagle3"),
+            },
+            ["merge_draft_model='d' is a", "merge='EAGLE' does not draft with", "set merge='EAGLE3'"],
+        ),
+        (
+            {"merge": "STANDALONE", "merge_draft_model": "d", "merge_draft": draft_info(tokenizer_hash="another")},
+            ["merge_draft_model='d' has another tokenizer", "set a merge_draft_model", "or merge='NGRAM'"],
+        ),
+        ({"merge": "STANDALONE", "merge_draft_model": "d"}, ["merge_draft_model='d' is set, and nothing is known"]),
+    ],
+)
+def test_what_is_wrong_with_the_second_method_is_said_in_its_settings(settings, said):
+    words = refusal("EAGLE3", **settings)
+    assert all(part in words for part in said), words
+    assert " algorithm=" not in words
+    assert " draft_model=" not in words
+
+
 @pytest.mark.parametrize("merge", ["NGRAM", "ngram"])
 def test_a_method_does_not_merge_with_itself(merge):
     assert "adds nothing" in refusal("NGRAM", merge=merge)
 
 
 def test_what_is_unknown_or_alone_is_refused():
-    assert "MEDUSA" in refusal("EAGLE3", merge="MEDUSA")
+    assert refusal("EAGLE3", merge="MEDUSA").startswith("merge='MEDUSA' is not known")
     with pytest.raises(ValueError, match="merge_num_steps=3 needs merge"):
         SpecConfig(algorithm="NGRAM", merge_num_steps=3)
     with pytest.raises(ValueError, match="merge_draft_model='x' needs merge"):

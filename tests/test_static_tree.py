@@ -27,6 +27,7 @@ def test_paths_and_a_file_of_them_are_the_same(tmp_path):
         ([[0], [1, 0]], ["[1, 0]", "add [1]"]),
         ([[0], [1], [0]], ["[0] twice"]),
         ([[0]] * 1025, ["1025 nodes"]),
+        ([[1024]], ["static_tree[0][0]=1024", "from 0 to 1023"]),
     ],
 )
 def test_what_is_no_tree_is_refused(paths, words):
@@ -41,9 +42,10 @@ def test_what_is_no_list_of_paths_is_refused(paths):
         SpecConfig(algorithm="NGRAM", static_tree=paths)
 
 
-def test_a_file_that_is_not_json_is_named(tmp_path):
+@pytest.mark.parametrize("text", ["[[0], [1]", "[" * 100000 + "]" * 100000])
+def test_a_file_that_is_not_json_is_named(tmp_path, text):
     file = tmp_path / "tree.json"
-    file.write_text("[[0], [1]")
+    file.write_text(text)
     with pytest.raises(ValueError, match=r"tree\.json' is not JSON"):
         SpecConfig(algorithm="NGRAM", static_tree=file)
     file.write_text("[[1, 0]]")

@@ -1,11 +1,12 @@
 """The three numbers of a draft tree: automatic, filled, forced, or refused with the name of the flag."""
 
 import itertools
+from typing import Any
 
 import pytest
 
 from jaxspec.config import EngineConfig
-from tests.plans import V1, V2_OFF, note_of, notes_of, plan_of, refusal, shape_of, target_info
+from tests.plans import V1, V2_OFF, draft_info, note_of, notes_of, plan_of, refusal, shape_of, target_info
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
@@ -105,13 +106,54 @@ def test_a_chain_forces_its_width_with_a_note(num_draft_tokens):
             {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 12},
             ["num_draft_tokens=12", "the 11 nodes", "at most 11"],
         ),
-        ({"num_steps": 4096}, ["num_steps=4096", "max_model_len=4096", "at most 4095"]),
+        (
+            {"num_steps": 512, "engine": EngineConfig(max_model_len=512)},
+            ["num_steps=512", "max_model_len=512", "at most 511"],
+        ),
     ],
 )
 def test_numbers_that_make_no_tree_are_refused(given, parts):
     message = refusal("EAGLE3", overlap_trees=True, **given)
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "infos", "most"),
+    [
+        ("EAGLE3", {"draft": draft_info(draft_vocab=6)}, 6),
+        ("EAGLE", {"target": target_info(vocab_size=8), "draft": draft_info(vocab_size=8)}, 8),
+        ("STANDALONE", {"target": target_info(vocab_size=9), "draft": draft_info(vocab_size=12)}, 9),
+        ("STANDALONE", {"target": target_info(vocab_size=12), "draft": draft_info(vocab_size=9)}, 9),
+    ],
+)
+@pytest.mark.parametrize("merge", [{}, {"merge": "NGRAM"}])
+def test_a_node_has_no_more_children_than_the_draft_has_tokens(algorithm, infos, most, merge):
+    tree: dict[str, Any] = {
+        "num_steps": 1,
+        "num_draft_tokens": 3,
+        **({"merge_num_steps": 1} if merge else {}),
+        **merge,
+        **infos,
+    }
+    assert plan_of(algorithm, eagle_topk=most, **tree).eagle_topk == most
+    said = refusal(algorithm, eagle_topk=most + 1, **tree)
+    assert f"eagle_topk={most + 1}" in said
+    assert f"at most {most}" in said
+    assert plan_of(algorithm, static_tree=[[most - 1]], **merge, **infos).eagle_topk == most
+    said = refusal(algorithm, static_tree=[[most]], **merge, **infos)
+    assert f"static_tree has rank {most}" in said
+    assert f"from 0 to {most - 1}" in said
+
+
+def test_a_lookup_takes_any_number_of_matches():
+    tree: dict[str, Any] = {"num_steps": 1, "eagle_topk": 20, "num_draft_tokens": 3}
+    assert plan_of("NGRAM", target=target_info(vocab_size=8), **tree).eagle_topk == 20
+
+
+@pytest.mark.parametrize("given", [{"num_steps": 1024}, {"num_draft_tokens": 1025}])
+def test_the_longest_chain_is_accepted(given):
+    assert shape_of(plan_of("NGRAM", **given)) == (1024, 1, 1025)
 
 
 @pytest.mark.parametrize(("num_steps", "eagle_topk"), list(itertools.product([1, 2, 5], [2, 3, 8])))

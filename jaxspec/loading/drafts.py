@@ -97,7 +97,12 @@ class HeadSource:
     @property
     def info(self) -> DraftInfo:
         layer = self.file.config.layer
-        return DraftInfo(architecture=layer.architecture, vocab_size=layer.vocab_size, max_position=None)
+        return DraftInfo(
+            architecture=layer.architecture,
+            vocab_size=layer.vocab_size,
+            max_position=None,
+            draft_vocab=self.file.config.draft_vocab,
+        )
 
     @property
     def notes(self) -> tuple[Note, ...]:

@@ -11,6 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxspec.models.config import ARCHITECTURE_OF_MODEL_TYPE, KNOWN_ARCHITECTURES, ModelConfig
+from jaxspec.models.fields import (
+    read_ints,
+    read_names,
+    read_number,
+    read_object,
+    read_optional,
+    read_switch,
+    read_text,
+)
 from jaxspec.models.heads import HeadConfig
 from jaxspec.plan import Note
 
@@ -51,11 +60,12 @@ def read_head_config(
         fused: EAGLE-3, else EAGLE.
 
     Raises:
-        ValueError: the config lacks a size, is of an unknown kind, or does not fit the target.
+        ValueError: the config lacks a size, has a value of another type, is of an unknown kind, or does not fit the
+            target.
     """
-    said = _speculators(config, path) if is_speculators(config) else _flat(config, path, fused)
     notes: list[Note] = []
     try:
+        said = _speculators(config) if is_speculators(config) else _flat(config, fused)
         layer = _layer_config(said, target, notes)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -83,55 +93,53 @@ def read_head_config(
     return head, notes
 
 
-def _flat(config: Mapping[str, Any], path: Path, fused: bool) -> _Said:
+def _flat(config: Mapping[str, Any], fused: bool) -> _Said:
     """SGLang, SpecForge, the EAGLE repository."""
-    eagle = config.get("eagle_config") or {}
+    eagle = read_object(config, "eagle_config")
     if LAYER_IDS in config and LAYER_IDS not in eagle:
         raise ValueError(
-            f"{path}: config.json has {LAYER_IDS} outside eagle_config, where it is not clear how layers are counted; "
+            f"config.json has {LAYER_IDS} outside eagle_config, where it is not clear how layers are counted; "
             "move it into eagle_config, as 0-based layers whose outputs are read."
         )
-    if fused and not eagle.get("use_aux_hidden_state", True):
+    if fused and not read_switch(eagle, "use_aux_hidden_state", default=True):
         raise ValueError(
-            f"{path}: eagle_config has use_aux_hidden_state=false: an EAGLE3 head without layers to read is not "
+            "eagle_config has use_aux_hidden_state=false: an EAGLE3 head without layers to read is not "
             "supported; use a head with use_aux_hidden_state=true."
         )
-    switch = lambda name, default=False: bool({**eagle, **config}.get(name, default))  # noqa: E731
+    either = {**eagle, **{name: value for name, value in config.items() if value is not None}}
     # EAGLE's first heads have a bias and no word about it; "bias": false came later, and vLLM's name for it after.
-    bias = config.get("eagle_fc_bias")
-    bias = switch("bias", default=True) if bias is None else bool(bias)
-    switches = {"fc_bias": bias and not fused, "final_norm": switch("norm_output", default=True) and fused}
+    bias = read_switch(config, "eagle_fc_bias", default=read_switch(either, "bias", default=True))
+    switches = {"fc_bias": bias and not fused, "final_norm": read_switch(either, "norm_output", default=True) and fused}
     if fused:
-        switches |= {name: switch(name) for name in ("norm_before_residual", "fc_norm", "norm_before_fc")}
-    ids = eagle.get(LAYER_IDS)
+        switches |= {name: read_switch(either, name) for name in ("norm_before_residual", "fc_norm", "norm_before_fc")}
     return _Said(
         layer=config,
         switches=switches,
-        capture=None if ids is None else tuple(map(int, ids)),
+        capture=read_ints(eagle, LAYER_IDS),
         id_shift=0,
-        draft_vocab=config.get("draft_vocab_size"),
-        target_hidden=config.get("target_hidden_size"),
+        draft_vocab=read_optional(config, "draft_vocab_size", int),
+        target_hidden=read_optional(config, "target_hidden_size", int),
         rope_is_targets=False,
     )
 
 
-def _speculators(config: Mapping[str, Any], path: Path) -> _Said:
+def _speculators(config: Mapping[str, Any]) -> _Said:
     kind = config.get("speculators_model_type", SPECULATORS_TYPES[0])
     layer = config.get("transformer_layer_config")
     if kind not in SPECULATORS_TYPES or not isinstance(layer, Mapping):
         raise ValueError(
-            f"{path}: speculators_model_type={kind!r} with transformer_layer_config={type(layer).__name__} is not "
+            f"speculators_model_type={kind!r} with transformer_layer_config={type(layer).__name__} is not "
             f"supported; of this dialect, heads of type {', '.join(SPECULATORS_TYPES)} with their config are read."
         )
-    switches = {name: bool(config.get(name)) for name in ("norm_before_residual", "fc_norm", "norm_before_fc")}
-    ids = config.get(LAYER_IDS)
+    switches = {name: read_switch(config, name) for name in ("norm_before_residual", "fc_norm", "norm_before_fc")}
+    ids = read_ints(config, LAYER_IDS)
     return _Said(
         layer=layer,
-        switches={**switches, "feed_normed": bool(config.get("norm_output"))},
-        capture=None if ids is None else tuple(int(index) - 1 for index in ids),
+        switches={**switches, "feed_normed": read_switch(config, "norm_output")},
+        capture=None if ids is None else tuple(index - 1 for index in ids),
         id_shift=1,
-        draft_vocab=config.get("draft_vocab_size"),
-        target_hidden=config.get("target_hidden_size"),
+        draft_vocab=read_optional(config, "draft_vocab_size", int),
+        target_hidden=read_optional(config, "target_hidden_size", int),
         rope_is_targets=True,
     )
 
@@ -139,7 +147,8 @@ def _speculators(config: Mapping[str, Any], path: Path) -> _Said:
 def _layer_config(said: _Said, target: ModelConfig, notes: list[Note]) -> ModelConfig:
     """The decoder layer's sizes, with what the config omits filled in."""
     layer = dict(said.layer)
-    if layer.setdefault("num_hidden_layers", 1) != 1:
+    layer["num_hidden_layers"] = read_number(layer, "num_hidden_layers", int, default=1)
+    if layer["num_hidden_layers"] != 1:
         raise ValueError(
             f"a head of num_hidden_layers={layer['num_hidden_layers']} is not supported; set draft_model to a head "
             "of one layer, or algorithm='STANDALONE' if this is a whole model."
@@ -167,17 +176,18 @@ def _layer_config(said: _Said, target: ModelConfig, notes: list[Note]) -> ModelC
 
 def said_rope(layer: Mapping[str, Any]) -> tuple[object, bool]:
     """rope_theta wherever it stands, and whether there is a scaling."""
-    parts = [layer, layer.get("rope_scaling") or {}, layer.get("rope_parameters") or {}]
+    parts = [layer, read_object(layer, "rope_scaling"), read_object(layer, "rope_parameters")]
     found = [part["rope_theta"] for part in parts if part.get("rope_theta") is not None]
-    kinds = {part.get("rope_type") or part.get("type") for part in parts[1:]}
+    kinds = {read_text(part, "rope_type") or read_text(part, "type") for part in parts[1:]}
     return next(iter(found), None), bool(kinds - {None, "default"})
 
 
 def family_of(layer: Mapping[str, Any]) -> str:
     """The model family that the decoder layer is of."""
-    if layer.get("model_type") in ARCHITECTURE_OF_MODEL_TYPE:
-        return ARCHITECTURE_OF_MODEL_TYPE[layer["model_type"]]
-    name = str(next(iter(layer.get("architectures") or []), None))
+    kind = read_text(layer, "model_type")
+    if kind in ARCHITECTURE_OF_MODEL_TYPE:
+        return ARCHITECTURE_OF_MODEL_TYPE[kind]
+    name = next(iter(read_names(layer, "architectures")), "None")
     return next((known for known in KNOWN_ARCHITECTURES if name.startswith(known)), name)
 
 
@@ -199,7 +209,7 @@ def _capture(said: _Said, target: ModelConfig, path: Path, notes: list[Note]) ->
 
 
 def _draft_vocab(said: _Said, target: ModelConfig, path: Path) -> int:
-    size = target.vocab_size if said.draft_vocab is None else int(said.draft_vocab)
+    size = target.vocab_size if said.draft_vocab is None else said.draft_vocab
     if not 1 <= size <= target.vocab_size:
         raise ValueError(
             f"{path}: draft_vocab_size={size} is not in 1..{target.vocab_size}, the target's vocabulary; "

@@ -135,7 +135,10 @@ def _check_tensors(
     kinds = {"missing": missing, "not expected": unexpected, "of another shape": misshapen}
     problems = [f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds.items() if names]
     if problems:
-        raise ValueError(f"{checkpoint.path}: tensors do not fit the model of its config. {'. '.join(problems)}.")
+        raise ValueError(
+            f"{checkpoint.path}: tensors do not fit the model of its config. {'. '.join(problems)}. Use a checkpoint "
+            "whose tensors and config belong together, or correct its config.json."
+        )
 
 
 def _some(names: list[str]) -> str:

@@ -7,6 +7,7 @@ they are mapped like those of a safetensors file.
 import collections
 import io
 import pickle
+import pickletools
 import struct
 import zipfile
 from pathlib import Path
@@ -31,9 +32,10 @@ _DTYPES: dict[str, np.dtype] = {
 }
 # What reading a file raises that is not what it should be.
 _MALFORMED = (
-    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, EOFError),
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, EOFError, MemoryError, RecursionError),
     *(pickle.UnpicklingError, zipfile.BadZipFile, struct.error),
 )
+_REMEMBERS = ("PUT", "BINPUT", "LONG_BINPUT")  # opcodes that say the number themselves
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip entry; lengths of the name and of the extra field behind it
 
 
@@ -100,6 +102,7 @@ class TorchFile:
         self.path = path
         try:
             self._entries, text = _read_zip(path)
+            _check_memo(text)
             content = _TensorUnpickler(io.BytesIO(text)).load()
             self.tensors = {name: self._checked(name, tensor) for name, tensor in _items(content)}
         except _MALFORMED as error:
@@ -140,6 +143,16 @@ class TorchFile:
                 f"and its storage has {num_bytes} bytes"
             )
         return TorchTensor(storage, offset, tuple(shape), tuple(strides))
+
+
+def _check_memo(text: bytes) -> None:
+    """Refuses a pickle that numbers what it remembers beyond reason: room is made for all the numbers below."""
+    for code, number, place in pickletools.genops(text):
+        if code.name in _REMEMBERS and isinstance(number, int) and number > len(text):
+            raise ValueError(
+                f"its pickle is malformed: byte {place} remembers a value as number {number}, and {len(text)} bytes "
+                "cannot hold as many; copy it again"
+            )
 
 
 def _items(content: Any) -> list[tuple[Any, Any]]:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
+
+from jaxspec.models.fields import read_names, read_number, read_object, read_optional, read_switch, read_text
 
 # The keys of `jaxspec.models.MODELS`; kept here so that host files can read the names without importing jax.
 KNOWN_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -15,8 +17,6 @@ ARCHITECTURE_OF_MODEL_TYPE = {
 }
 MAX_LAYERS = 1024  # far above any model: more is a damaged file
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
-
-_Value = TypeVar("_Value", int, float)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,29 +135,29 @@ class ModelConfig:
         architecture = _architecture(config)
         config = _text_config(config)
         _refuse_unsupported(config)
-        heads = _number(config, "num_attention_heads", int)
-        hidden = _number(config, "hidden_size", int)
-        max_position = _number(config, "max_position_embeddings", int)
+        heads = read_number(config, "num_attention_heads", int)
+        hidden = read_number(config, "hidden_size", int)
+        max_position = read_number(config, "max_position_embeddings", int)
         # Qwen2 has no bias switch: q, k and v always carry one. Elsewhere one switch covers all four projections.
         is_qwen2 = architecture == "Qwen2ForCausalLM"
-        attention_bias = _switch(config, "attention_bias")
+        attention_bias = read_switch(config, "attention_bias")
         activation = config.get("hidden_act") or "silu"
         return cls(
             architecture=architecture,
-            vocab_size=_number(config, "vocab_size", int),
+            vocab_size=read_number(config, "vocab_size", int),
             hidden_size=hidden,
-            intermediate_size=_number(config, "intermediate_size", int),
-            num_layers=_number(config, "num_hidden_layers", int),
+            intermediate_size=read_number(config, "intermediate_size", int),
+            num_layers=read_number(config, "num_hidden_layers", int),
             num_heads=heads,
-            num_kv_heads=_number(config, "num_key_value_heads", int, default=heads),
-            head_dim=_number(config, "head_dim", int, default=_default_head_dim(architecture, hidden, heads)),
-            rms_norm_eps=_number(config, "rms_norm_eps", float, default=1e-6),
+            num_kv_heads=read_number(config, "num_key_value_heads", int, default=heads),
+            head_dim=read_number(config, "head_dim", int, default=_default_head_dim(architecture, hidden, heads)),
+            rms_norm_eps=read_number(config, "rms_norm_eps", float, default=1e-6),
             max_position=max_position,
             rope=_rope(config, max_position),
-            tie_embeddings=_switch(config, "tie_word_embeddings"),
+            tie_embeddings=read_switch(config, "tie_word_embeddings"),
             qkv_bias=is_qwen2 or attention_bias,
             o_bias=attention_bias and not is_qwen2,
-            mlp_bias=architecture == "LlamaForCausalLM" and _switch(config, "mlp_bias"),
+            mlp_bias=architecture == "LlamaForCausalLM" and read_switch(config, "mlp_bias"),
             qk_norm=architecture == "Qwen3ForCausalLM",
             hidden_act="silu" if activation == "swish" else activation,  # two names of one function
         )
@@ -166,13 +166,11 @@ class ModelConfig:
 def _architecture(config: Mapping[str, Any]) -> str:
     """The architecture's name; what the wrapper says goes before what its text_config says, where we know it."""
     names = []
-    for part in (config, config.get("text_config") or {}):
-        said = part.get("architectures") or []
-        if not isinstance(said, Sequence) or isinstance(said, str):
-            raise ValueError(f"the model's config has architectures={said!r}; expected a list of names.")
-        names += list(said)[:1]
-        if part.get("model_type") in ARCHITECTURE_OF_MODEL_TYPE and not part.get("architectures"):
-            names.append(ARCHITECTURE_OF_MODEL_TYPE[part["model_type"]])
+    for part in (config, read_object(config, "text_config")):
+        said, kind = read_names(part, "architectures"), read_text(part, "model_type")
+        names += said[:1]
+        if kind in ARCHITECTURE_OF_MODEL_TYPE and not said:
+            names.append(ARCHITECTURE_OF_MODEL_TYPE[kind])
     known = [name for name in names if name in KNOWN_ARCHITECTURES]
     if not known:
         raise ValueError(_unknown_architecture(names[0] if names else config.get("model_type")))
@@ -195,12 +193,12 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Names a setting that would change the result and that the decoder does not have."""
-    if config.get("use_sliding_window") and config.get("sliding_window") is not None:
+    if read_switch(config, "use_sliding_window") and config.get("sliding_window") is not None:
         raise ValueError(f"use_sliding_window=true with sliding_window={config['sliding_window']} is not supported.")
-    other = sorted({kind for kind in config.get("layer_types") or [] if kind != "full_attention"})
+    other = sorted({kind for kind in read_names(config, "layer_types") if kind != "full_attention"})
     if other:
         raise ValueError(f"layer_types holds {', '.join(map(repr, other))}; only 'full_attention' is supported.")
-    if config.get("rope_interleaved"):
+    if read_switch(config, "rope_interleaved"):
         raise ValueError("rope_interleaved=true is not supported; rotary pairs are half a head apart.")
 
 
@@ -211,10 +209,7 @@ def _default_head_dim(architecture: str, hidden_size: int, num_heads: int) -> in
 
 def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     """Both wordings into one: fields that the kind does not use are left at their defaults."""
-    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(said, Mapping):
-        raise ValueError(f"the model's config has rope_scaling={said!r}; expected an object, or null.")
-    said = dict(said)
+    said = dict(read_object(config, "rope_scaling") or read_object(config, "rope_parameters"))
     if any(isinstance(value, Mapping) for value in said.values()):
         raise ValueError(
             f"rope parameters by layer type ({', '.join(said)}) are not supported; one rope for all layers."
@@ -222,21 +217,20 @@ def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     partial = said.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise ValueError(f"partial_rotary_factor={partial} is not supported; the whole head is rotated.")
-    kind = said.get("rope_type", said.get("type")) or "default"
-    theta = _number({**config, **said}, "rope_theta", float, default=10000.0)
+    kind = read_text(said, "rope_type") or read_text(said, "type") or "default"
+    theta = read_number({**config, **said}, "rope_theta", float, default=10000.0)
     if kind not in ROPE_KINDS or kind == "default":
         return RopeConfig(theta=theta, kind=kind)
-    original = config.get("original_max_position_embeddings") or _number(
-        said, "original_max_position_embeddings", int, default=max_position
-    )
+    name = "original_max_position_embeddings"
+    original = read_optional(config, name, int) or read_number(said, name, int, default=max_position)
     if kind == "yarn" and said.get("factor") is None:
         said["factor"] = max_position / original
-    factor = _number(said, "factor", float)
+    factor = read_number(said, "factor", float)
     if kind == "linear":
         return RopeConfig(theta=theta, kind=kind, factor=factor)
     if kind == "llama3":
-        low = _number(said, "low_freq_factor", float)
-        high = _number(said, "high_freq_factor", float)
+        low = read_number(said, "low_freq_factor", float)
+        high = read_number(said, "high_freq_factor", float)
         return RopeConfig(
             theta=theta,
             kind=kind,
@@ -249,48 +243,20 @@ def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
 
 
 def _yarn(said: Mapping[str, Any], theta: float, factor: float, original: int) -> RopeConfig:
-    truncate = said.get("truncate")
     return RopeConfig(
         theta=theta,
         kind="yarn",
         factor=factor,
         original_max_position=original,
-        attention_factor=_optional_float(said, "attention_factor"),
+        attention_factor=read_optional(said, "attention_factor", float),
         # Zero means "not set" for both, as in the files that carry it.
-        beta_fast=_optional_float(said, "beta_fast") or 32.0,
-        beta_slow=_optional_float(said, "beta_slow") or 1.0,
-        mscale=_optional_float(said, "mscale"),
-        mscale_all_dim=_optional_float(said, "mscale_all_dim"),
-        truncate=truncate if truncate is not None else True,
+        beta_fast=read_optional(said, "beta_fast", float) or 32.0,
+        beta_slow=read_optional(said, "beta_slow", float) or 1.0,
+        mscale=read_optional(said, "mscale", float),
+        mscale_all_dim=read_optional(said, "mscale_all_dim", float),
+        truncate=read_switch(said, "truncate", default=True),
     )
 
 
 def _yarn_mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-
-def _optional_float(values: Mapping[str, Any], name: str) -> float | None:
-    return None if values.get(name) is None else _number(values, name, float)
-
-
-def _switch(values: Mapping[str, Any], name: str) -> bool:
-    """values[name] as a bool; null counts as false."""
-    value = values.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
-    raise ValueError(f"the model's config has {name}={value!r}; expected true or false.")
-
-
-def _number(values: Mapping[str, Any], name: str, kind: type[_Value], *, default: _Value | None = None) -> _Value:
-    """values[name] as an int or float; null counts as absent."""
-    value = values.get(name)
-    if value is None:
-        if default is None:
-            raise ValueError(f"the model's config lacks {name!r}.")
-        return default
-    is_number = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
-    if not is_number or (kind is int and value != int(value)):
-        raise ValueError(
-            f"the model's config has {name}={value!r}; expected {'a whole number' if kind is int else 'a number'}."
-        )
-    return kind(value)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxspec.loading.drafts import HeadSource
 from jaxspec.loading.head import load_head
 from jaxspec.models import ModelConfig
 from jaxspec.models.config import RopeConfig
@@ -186,6 +187,13 @@ def test_weights_may_come_as_pytorch_model_bin(untied, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     write_torch(tmp_path / "pytorch_model.bin", tensors)
     check_weights(weights(*load_head(opened(tmp_path, TARGET), *untied, dtype="float32")), tensors)
+
+
+@pytest.mark.parametrize("draft_vocab", [None, DRAFT_VOCAB])
+def test_the_plan_is_told_how_many_tokens_a_head_chooses_from(tmp_path, draft_vocab):
+    write_head(tmp_path, "sglang", TARGET, own=BOTH, draft_vocab=draft_vocab)
+    info = HeadSource(opened(tmp_path, TARGET)).info
+    assert (info.vocab_size, info.num_tokens) == (VOCAB, draft_vocab or VOCAB)
 
 
 def test_equal_heads_have_equal_networks(untied, tmp_path):

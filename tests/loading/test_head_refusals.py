@@ -1,5 +1,8 @@
 """A head that would run wrong is refused before it runs, and the message names what to set."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -104,6 +107,76 @@ def test_a_config_that_does_not_fit_is_refused(untied, tmp_path, changes, messag
     assert message in refused(tmp_path, {**config, **changes}, tensors, untied)
 
 
+OBJECT, NUMBER, NUMBERS = "an object, or null", "a whole number", "a list of whole numbers"
+SWITCH, TEXT = "true or false", "a string"
+WRONG_IDS: list[Any] = [3, "01", ["a"], [math.nan, 1], [None, 1], [0.7, 1.9], [True, False], {"0": 1}]
+TYPED: list[tuple[str, Any, str]] = [
+    *(("eagle_config", value, OBJECT) for value in (3, "x", [1])),
+    *((name, value, OBJECT) for name in ("rope_scaling", "rope_parameters") for value in (3, "x", [1])),
+    *(("draft_vocab_size", value, NUMBER) for value in ([3], math.inf, "64", 64.5, True, 10**400)),
+    *(("target_hidden_size", value, NUMBER) for value in ("32", [32])),
+    *(("num_hidden_layers", value, NUMBER) for value in ("1", True)),
+    *((name, value, SWITCH) for name in ("norm_before_residual", "norm_output", "fc_norm") for value in ("no", 3)),
+    *((name, "false", SWITCH) for name in ("norm_before_fc", "bias", "eagle_fc_bias", "tie_word_embeddings")),
+    ("model_type", [1], TEXT),
+    ("rope_theta", "x", "a number"),
+]
+
+
+def check_typed(message, name, value, expected):
+    assert f"has {name}={value!r}; expected {expected}" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), TYPED)
+def test_a_value_of_another_type_is_refused(untied, tmp_path, name, value, expected):
+    config = head_config("sglang", TARGET)
+    message = refused(tmp_path, {**config, name: value}, head_tensors(config, HIDDEN, own=BOTH), untied)
+    check_typed(message, name, value, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *((IDS, value, NUMBERS) for value in WRONG_IDS),
+        *((name, "false", SWITCH) for name in ("use_aux_hidden_state", "norm_output", "fc_norm")),
+    ],
+)
+def test_a_value_of_another_type_in_eagle_config_is_refused(untied, tmp_path, name, value, expected):
+    config = head_config("sglang", TARGET)
+    tensors = head_tensors(config, HIDDEN, own=BOTH)
+    config["eagle_config"] = {**config["eagle_config"], name: value}
+    check_typed(refused(tmp_path, config, tensors, untied), name, value, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *((IDS, value, NUMBERS) for value in WRONG_IDS),
+        *((name, "no", SWITCH) for name in ("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc")),
+        ("draft_vocab_size", "64", NUMBER),
+    ],
+)
+def test_a_value_of_another_type_in_speculators_is_refused(untied, tmp_path, name, value, expected):
+    config = head_config("speculators", TARGET)
+    tensors = head_tensors(config, HIDDEN, own=BOTH)
+    check_typed(refused(tmp_path, {**config, name: value}, tensors, untied), name, value, expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {name: None}
+        for name in ("norm_output", "fc_norm", "bias", "num_hidden_layers", "target_hidden_size", "rope_scaling")
+    ],
+)
+def test_null_is_as_good_as_absent(tmp_path, changes):
+    config = head_config("sglang", TARGET)
+    tensors = head_tensors(config, HIDDEN, own=BOTH)
+    plain = opened(write_folder(tmp_path / "plain", config, tensors), TARGET)
+    assert opened(write_folder(tmp_path / "null", {**config, **changes}, tensors), TARGET).config == plain.config
+
+
 def test_the_layers_of_speculators_are_counted_from_one(untied, tmp_path):
     config = head_config("speculators", TARGET) | {IDS: [0, 1]}
     message = refused(tmp_path, config, head_tensors(config, HIDDEN, own=BOTH), untied)
@@ -157,6 +230,7 @@ def test_tensors_that_do_not_fit_are_listed_by_name(untied, tmp_path):
     tensors["midlayer.extra.weight"] = np.zeros(3, np.float32)
     message = refused(tmp_path, config, tensors, untied)
     assert "1 missing: norm.weight" in message
+    assert "or correct its config.json" in message
     assert "1 not expected: midlayer.extra.weight" in message
     assert "midlayer.mlp.up_proj.weight [39, 32] instead of [40, 32]" in message
 

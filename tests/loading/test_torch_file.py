@@ -2,6 +2,7 @@
 
 import collections
 import os
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
@@ -122,6 +123,27 @@ def test_a_file_that_is_no_zip_is_refused(tmp_path, content):
     path = tmp_path / "pytorch_model.bin"
     path.write_bytes(content)
     assert "not a zip file" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("pickled", "message"),
+    [
+        (b"\x80\x02}r\xff\xff\xff\x7f.", "byte 3 remembers a value as number 2147483647, and 9 bytes"),
+        (b"\x80\x02}p2147483647\n.", "as number 2147483647"),
+        (b"\x80\x02}p-1\n.", "cannot be read"),
+        (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fabc.", "cannot be read"),
+        (b"\x80\x02}q\x00", "cannot be read"),
+        (b"\x80\x02" + b"(" * 50000 + b")" + b"t" * 50000 + b"Q.", "cannot be read"),
+        (b"", "cannot be read"),
+    ],
+)
+def test_a_malformed_pickle_is_refused(tmp_path, pickled, message):
+    tracemalloc.start()
+    said = refusal(write_torch(tmp_path / "pytorch_model.bin", pickled))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert message in said
+    assert most < 100e6
 
 
 def test_a_zip_without_a_pickle_is_refused(tmp_path):

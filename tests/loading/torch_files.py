@@ -68,7 +68,11 @@ class _TorchPickler(pickle.Pickler):
 def write_torch(
     path: Path, content: Any, *, compress: bool = False, byteorder: bytes = b"little", drop: Iterable[str] = ()
 ) -> Path:
-    """Saves `content`, in which arrays are tensors; `drop` names storages that are left out."""
+    """Saves `content`, in which arrays are tensors, or bytes that stand for a pickle.
+
+    Args:
+        drop: names storages that are left out.
+    """
     parts: list[Part] = []
     if isinstance(content, Mapping):
         made = ((name, _part(value, str(index))) for index, (name, value) in enumerate(content.items()))
@@ -78,9 +82,10 @@ def write_torch(
     for name, kind in KINDS.items():
         setattr(modules["torch"], name, kind)
     setattr(modules["torch._utils"], "_rebuild_tensor_v2", _rebuild)  # noqa: B010
-    text = io.BytesIO()
-    with mock.patch.dict(sys.modules, modules):
-        _TorchPickler(text, protocol=2).dump(content)
+    text = io.BytesIO(content if isinstance(content, bytes) else b"")
+    if not isinstance(content, bytes):
+        with mock.patch.dict(sys.modules, modules):
+            _TorchPickler(text, protocol=2).dump(content)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED) as archive:
         archive.writestr("model/data.pkl", text.getvalue())
         archive.writestr("model/byteorder", byteorder)

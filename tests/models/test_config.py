@@ -143,6 +143,18 @@ def test_a_wrapped_text_config_is_unwrapped_with_the_wrapper_tie_flag():
         ({"attention_bias": 1}, "attention_bias=1; expected true or false"),
         ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM'; expected a list"),
         ({"rope_scaling": "linear"}, "rope_scaling='linear'; expected an object"),
+        ({"rope_parameters": 3}, "rope_parameters=3; expected an object"),
+        ({"rope_scaling": {"type": 3}}, "type=3; expected a string"),
+        ({"rope_scaling": {"type": "yarn", "truncate": "false"}}, "truncate='false'; expected true or false"),
+        (
+            {"rope_scaling": {"type": "yarn"}, "original_max_position_embeddings": "x"},
+            "original_max_position_embeddings='x'; expected a whole number",
+        ),
+        ({"model_type": {}}, "model_type={}; expected a string"),
+        ({"layer_types": 3}, "layer_types=3; expected a list of names"),
+        ({"text_config": "x"}, "text_config='x'; expected an object"),
+        ({"vocab_size": 10**400}, "expected a whole number"),
+        ({"use_sliding_window": "false"}, "use_sliding_window='false'; expected true or false"),
     ],
 )
 def test_what_the_decoder_cannot_do_is_refused_by_name(changes, said):

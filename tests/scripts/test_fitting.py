@@ -4,6 +4,7 @@ import pytest
 
 from fitting import fit
 from jaxspec import EngineConfig
+from tests.plans import plan_of
 
 
 def test_open_settings_fit_the_rows():
@@ -11,6 +12,15 @@ def test_open_settings_fit_the_rows():
     assert engine.max_running_requests == 4
     assert engine.decode_row_buckets == (1, 4)
     assert engine.prefill_chunk_buckets == (128, 512)
+
+
+@pytest.mark.parametrize("context", [2, 64, 127, 128, 129, 300, 512, 4096])
+@pytest.mark.parametrize("chunk", [None, 64, 512, 2048])
+def test_prefill_fits_the_context(context, chunk):
+    engine = fit(EngineConfig(max_model_len=context, chunked_prefill_size=chunk), rows=1)
+    plan = plan_of(engine=engine)
+    expected = plan_of(engine=EngineConfig(max_model_len=context, chunked_prefill_size=chunk))
+    assert plan.chunked_prefill_size == expected.chunked_prefill_size == plan.prefill_chunk_buckets[-1]
 
 
 def test_rows_that_are_set_are_a_bucket_too():

@@ -15,6 +15,7 @@ from jaxspec.loading.convert.tensors import Tensor, stored_tensor, write_safeten
 from jaxspec.loading.head import HeadFile, is_fused_head, open_head, stored_names
 from jaxspec.loading.head_config import LAYER_IDS, SPECULATORS_TYPES, is_speculators, said_rope
 from jaxspec.models.config import ModelConfig, RopeConfig
+from jaxspec.models.fields import read_ints, read_object
 from jaxspec.models.heads import Head
 
 DIALECTS = ("sglang", "speculators")
@@ -107,7 +108,7 @@ def _opened(checkpoint: Checkpoint, target: ModelConfig, kind: Kind) -> HeadFile
 def _stand_in(config: Mapping[str, Any]) -> ModelConfig:
     """A target that fits what the head's config says, for a head that comes without its own."""
     layer = config.get("transformer_layer_config", config)
-    ids = config.get(LAYER_IDS) or (config.get("eagle_config") or {}).get(LAYER_IDS) or [15]
+    ids = read_ints(config, LAYER_IDS) or read_ints(read_object(config, "eagle_config"), LAYER_IDS) or (15,)
     sizes = {"vocab_size": layer.get("vocab_size"), "hidden_size": config.get("target_hidden_size")}
     sizes["hidden_size"] = sizes["hidden_size"] or layer.get("hidden_size")
     if not all(isinstance(size, int) for size in sizes.values()):
@@ -116,7 +117,7 @@ def _stand_in(config: Mapping[str, Any]) -> ModelConfig:
         architecture="LlamaForCausalLM",
         **sizes,
         intermediate_size=1,
-        num_layers=max(map(int, ids)) + 1,
+        num_layers=max(ids) + 1,
         num_heads=1,
         num_kv_heads=1,
         head_dim=2,

@@ -204,6 +204,10 @@ KINDS: tuple[tuple[int, Callable[[random.Random], str]], ...] = (
 )
 
 
+# Draws in a row that give nothing new, after which the lists count as used up.
+MOST_REPEATED = 2000
+
+
 def prompts(count: int, seed: int) -> Iterator[str]:
     """Yields `count` different prompts.
 
@@ -213,16 +217,18 @@ def prompts(count: int, seed: int) -> Iterator[str]:
     rng = random.Random(seed)
     shares, kinds = zip(*KINDS, strict=True)
     seen: set[str] = set()
-    for _ in range(20 * count):
-        if len(seen) == count:
-            return
+    repeated = 0
+    while len(seen) < count:
         (kind,) = rng.choices(kinds, shares)
         text = kind(rng)
-        if text not in seen:
-            seen.add(text)
-            yield text
-    if len(seen) < count:
-        raise ValueError(f"--count {count} is more than the lists give ({len(seen)}); set it lower.")
+        if text in seen:
+            repeated += 1
+            if repeated == MOST_REPEATED:
+                raise ValueError(f"--count {count} is more than the lists give ({len(seen)}); set it lower.")
+            continue
+        repeated = 0
+        seen.add(text)
+        yield text
 
 
 def main(argv: list[str] | None = None) -> int:

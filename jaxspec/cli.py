@@ -73,6 +73,7 @@ def add_spec_flags(parser: argparse.ArgumentParser) -> None:
     for name in sglang_flags.THRESHOLDS:
         group.sglang(name, float, "1, or left out: a lower threshold is lossy and refused")
     group.value("accept_rule", str, f"{' or '.join(AVAILABLE_ACCEPT_RULES)} (lossy rules are not in this version)")
+    group.toggle("shared_noise", "draw sampled drafts with the noise of the target's own draw")
     group.value("static_tree", str, "JSON file of a tree of fixed form: its nodes as ranks, [[0], [1], [0, 0]]")
     group.value("merge", str, "a second draft method, whose chain fills the same tree")
     group.value("merge_draft_model", str, "its checkpoint, where it needs one")

@@ -158,6 +158,8 @@ class SpecConfig:
         overlap_trees: lets trees (eagle_topk > 1, or merged) run on the overlapped schedule (v2).
         strict: turns every override, fallback and warning of the plan into an error.
         accept_rule: one of `ACCEPT_RULES`.
+        shared_noise: sampled drafts are drawn with the noise of the target's own draw, and so agree with it more often;
+            False draws them with noise of their own, to measure what sharing gives. The output is the same.
         ngram_max_match: longest suffix that NGRAM looks up.
         ngram_min_match: shortest suffix that NGRAM looks up.
 
@@ -178,6 +180,7 @@ class SpecConfig:
     overlap_trees: bool = False
     strict: bool = False
     accept_rule: str = "coupled"
+    shared_noise: bool = True
     ngram_max_match: int = 3
     ngram_min_match: int = 1
 
@@ -202,6 +205,7 @@ class SpecConfig:
                 )
         check_bool("overlap_trees", self.overlap_trees)
         check_bool("strict", self.strict)
+        check_bool("shared_noise", self.shared_noise)
         check_choice("accept_rule", self.accept_rule, ACCEPT_RULES)
         shortest = check_int("ngram_min_match", self.ngram_min_match, low=1)
         longest = check_int("ngram_max_match", self.ngram_max_match, low=1, high=MAX_NGRAM)

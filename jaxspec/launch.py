@@ -183,7 +183,7 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
         own, weights = None, ()
         if source is not None:
             own, weights = source.load((network, leaves), dtype=plan.dtype, scan_layers=plan.scan_layers)
-        wanted = DraftSettings(shape, plan.ngram_min_match, plan.ngram_max_match)
+        wanted = DraftSettings(shape, plan.shared_noise, plan.ngram_min_match, plan.ngram_max_match)
         return DRAFTS[algorithm](wanted, own, vocab_size), weights
 
     shape = TreeShape(plan.num_steps, plan.eagle_topk, plan.num_draft_tokens)

@@ -112,6 +112,7 @@ class SpecPlan:
     rounds_per_dispatch: int
     max_running_requests: int
     accept_rule: str
+    shared_noise: bool
     ngram_min_match: int
     ngram_max_match: int
     max_model_len: int

@@ -143,6 +143,7 @@ def _resolve(given: _Given) -> SpecPlan:
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=given.engine.rounds_per_dispatch,
         accept_rule=settings.accept_rule,
+        shared_noise=settings.shared_noise,
         ngram_min_match=settings.ngram_min_match,
         ngram_max_match=settings.ngram_max_match,
         **sizes._asdict(),
@@ -238,6 +239,8 @@ def _note_what_has_no_effect(given: _Given, spec: SpecConfig, shape: TreeShape) 
         why = "v1 was chosen" if _is_tree(spec, shape) else "the draft is a chain"
         given.note("overlap_trees", True, None, f"no effect: {why}", WARNING)
     defaults = SpecConfig()
+    if not spec.shared_noise and {spec.algorithm, spec.merge} <= {"NGRAM", None}:
+        given.note("shared_noise", False, None, "no effect: a lookup draws nothing", WARNING)
     for name in ("ngram_min_match", "ngram_max_match"):
         value = getattr(spec, name)
         if "NGRAM" not in (spec.algorithm, spec.merge) and value != getattr(defaults, name):

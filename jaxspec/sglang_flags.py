@@ -25,7 +25,7 @@ MAPPED = {
 # Fields that SGLang has no flag for; a caller may pass them along with SGLang's.
 OWN_FIELDS = (
     *("static_tree", "merge", "merge_draft_model", "merge_num_steps"),
-    *("overlap_trees", "strict", "accept_rule", "ngram_min_match", "ngram_max_match"),
+    *("overlap_trees", "strict", "accept_rule", "shared_noise", "ngram_min_match", "ngram_max_match"),
 )
 THRESHOLDS = ("accept_threshold_single", "accept_threshold_acc")
 

@@ -85,6 +85,7 @@ def train(args: argparse.Namespace) -> int:
 
     is_model = args.algorithm == "STANDALONE"
     kinds = (DecoderSettings, NextToken) if is_model else (HeadSettings, TrainingTimeTest)
+    args.fused = None if is_model else args.algorithm == "EAGLE3"
     _refuse_others(args, kinds, (DecoderSettings, NextToken, HeadSettings, TrainingTimeTest))
 
     with contextlib.ExitStack() as stack:
@@ -149,7 +150,7 @@ def _refuse_others(args: argparse.Namespace, kinds: Sequence[Any], known: Sequen
     """Refuses flags that another kind of draft has, and this one has not."""
     names, others = ({field.name for kind in some for field in dataclasses.fields(kind)} for some in (kinds, known))
     for name in sorted(others - names):
-        if getattr(args, name, None) is not None and name != "algorithm":
+        if getattr(args, name, None) is not None:
             flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
             raise ValueError(f"{flag} has no effect on --algorithm {args.algorithm}; leave it out.")
 

@@ -99,6 +99,7 @@ SPEC_FLAGS = {
     "num_draft_tokens": ("--speculative-num-draft-tokens 8", 8),
     "overlap_trees": ("--overlap-trees", True),
     "strict": ("--strict", True),
+    "shared_noise": ("--no-shared-noise", False),
     "accept_rule": ("--accept-rule target_only", "target_only"),
     "ngram_max_match": ("--ngram-max-match 5", 5),
     "ngram_min_match": ("--speculative-ngram-min-match-window-size 2", 2),

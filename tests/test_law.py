@@ -6,6 +6,7 @@ seeds.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from scipy.special import gammaincc
 
 from jaxspec.config import SamplingParams
+from jaxspec.draft.base import DraftMethod
 from jaxspec.draft.feature import Feature
 from jaxspec.draft.ngram import Ngram
 from jaxspec.draft.standalone import Standalone
@@ -137,15 +139,28 @@ def test_the_tables_tell_laws_apart():
         assert (least_p_value(outputs, joint) > LEAST_P_VALUE) == passes
 
 
-def test_a_constant_draft_is_accepted_as_often_as_the_law_draws_its_token():
-    """A head with one token in its vocabulary, judged once a round."""
-    network, leaves = MODEL()
+def constant_draft() -> tuple[DraftMethod, Any, Callable[[np.ndarray], float]]:
+    """A head with one token in its vocabulary, and how often a law draws that."""
     layer = tiny_config(num_hidden_layers=1, vocab_size=VOCAB)
     head, weights = tiny_head(0, fused=True, layer=layer, draft_vocab=1)
     (constant,) = (int(leaf[0]) for leaf in weights if leaf.dtype == np.int32)
+    return Feature(head, chain(1)), weights, lambda law: law[constant]
+
+
+def draft_with_its_own_noise() -> tuple[DraftMethod, Any, Callable[[np.ndarray], float]]:
+    """The target itself, and how often two independent draws of a law are the same token."""
+    network, leaves = MODEL()
+    return Standalone(network, chain(1), VOCAB, shared_noise=False), leaves, lambda law: np.sum(law**2)
+
+
+@pytest.mark.parametrize("draft", [constant_draft, draft_with_its_own_noise])
+def test_a_draft_is_accepted_as_often_as_the_law_says(draft):
+    """Judged once a round; what it drafts has nothing to do with what the target draws."""
+    network, leaves = MODEL()
+    method, weights, chance = draft()
     engine = make_engine(
         (network, leaves),
-        Feature(head, chain(1)),
+        method,
         weights,
         num_rows=64,
         num_pages=256,
@@ -162,7 +177,7 @@ def test_a_constant_draft_is_accepted_as_often_as_the_law_draws_its_token():
         for emission in request.emissions:
             if emission.proposed:
                 assert emission.proposed == 1
-                likely.append(law_of(logits[position], temperature=1.0)[constant])
+                likely.append(chance(law_of(logits[position], temperature=1.0)))
                 accepted += emission.accepted
             position += emission.count
     expected, spread = np.sum(likely), np.sum(np.array(likely) * (1 - np.array(likely))) ** 0.5

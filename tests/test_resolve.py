@@ -244,3 +244,9 @@ def test_the_settings_resolve_themselves():
     spec, context = SpecConfig(algorithm="NGRAM"), {"available": ALL, "max_total_tokens_default": 4096}
     args = (EngineConfig(), target_info(), None, {})
     assert spec.resolve(*args, **context) == resolve(spec, *args, **context)
+
+
+def test_noise_of_its_own_has_no_effect_on_a_lookup():
+    assert note_of(plan_of("NGRAM", shared_noise=False), "shared_noise").kind == "warning"
+    assert not notes_of(plan_of("STANDALONE", shared_noise=False), "shared_noise")
+    assert not notes_of(plan_of("NGRAM"), "shared_noise")

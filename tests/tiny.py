@@ -172,6 +172,7 @@ def engine_over(runner: Runner, *, rounds_in_flight: int = 1, pool_pages: int | 
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=runner.program.rounds,
         accept_rule="coupled",
+        shared_noise=True,
         ngram_min_match=1,
         ngram_max_match=3,
         **sizes._asdict(),

@@ -18,6 +18,7 @@ class DraftSettings(NamedTuple):
     """What the resolved plan says about drafting."""
 
     shape: TreeShape
+    shared_noise: bool
     ngram_min_match: int
     ngram_max_match: int
 

@@ -20,11 +20,10 @@ import jax.numpy as jnp
 
 from jaxspec.attention import Block
 from jaxspec.draft.base import CacheShape, DraftSettings, Observation
-from jaxspec.draft.grow import Children, Frontier, Level, best_children
+from jaxspec.draft.grow import Children, Frontier, Level
 from jaxspec.draft.tree_draft import TreeDraft, positions_of
 from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
-from jaxspec.sampling import perturb
 from jaxspec.state import DraftState, Rows
 from jaxspec.tree import DraftTree
 
@@ -38,13 +37,13 @@ class Carry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Feature(TreeDraft):
-    """A feature-level head's tree, drawn with the target's noise."""
+    """A feature-level head's tree."""
 
     @classmethod
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Feature":
         if network is None:
             raise ValueError("a feature-level draft needs draft_model: the head's checkpoint.")
-        return cls(network, settings.shape)
+        return cls(network, settings.shape, shared_noise=settings.shared_noise)
 
     @property
     def capture(self) -> tuple[int | str, ...]:
@@ -62,8 +61,7 @@ class Feature(TreeDraft):
             pairs = positions_of(rows, frontier, first=0)
             block = Block(pairs, prefix_len, table, frontier.ancestors)
             out = head.extend(frontier.tokens, frontier.carry, block, state.caches, earlier=frontier.earlier)
-            scores = perturb(head.logits(out.state), pairs + 2, rows.sampling)
-            return Level(best_children(scores, self.shape), out.pending, out.hidden)
+            return Level(self.best_of(head.logits(out.state), pairs + 2, rows), out.pending, out.hidden)
 
         carry: Carry = state.carry
         return self.grow_below(rows.bonus, carry.first, carry.hidden, head, run)
@@ -76,7 +74,7 @@ class Feature(TreeDraft):
         last = jnp.maximum(seen.count - 1, 0)[:, None, None]
         final, hidden = (jnp.take_along_axis(leaf, last, axis=1) for leaf in (out.state, out.hidden))
         position = (seen.start + seen.count + 1)[:, None]
-        children = best_children(perturb(head.logits(final), position, rows.sampling), self.shape)
+        children = self.best_of(head.logits(final), position, rows)
         new = Carry(jax.tree.map(lambda leaf: leaf[:, 0], children), hidden[:, 0])
         path = jnp.broadcast_to(offsets, seen.tokens.shape)
         kept = Accepted(path, wait_for(seen.count, new.first.tokens[:, 0]))

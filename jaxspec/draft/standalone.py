@@ -13,18 +13,17 @@ import jax.numpy as jnp
 
 from jaxspec.attention import Block
 from jaxspec.draft.base import CacheShape, DraftSettings, Observation
-from jaxspec.draft.grow import Children, Frontier, Level, best_children
+from jaxspec.draft.grow import Children, Frontier, Level
 from jaxspec.draft.tree_draft import TreeDraft, positions_of
 from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
-from jaxspec.sampling import perturb
 from jaxspec.state import DraftState, Rows
 from jaxspec.tree import DraftTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Standalone(TreeDraft):
-    """A draft model's tree, drawn with the target's noise."""
+    """A draft model's tree."""
 
     target_vocab: int
     capture: tuple[int | str, ...] = ()
@@ -33,7 +32,7 @@ class Standalone(TreeDraft):
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Standalone":
         if network is None:
             raise ValueError("STANDALONE needs draft_model: a second checkpoint with the target's tokenizer.")
-        return cls(network, settings.shape, target_vocab)
+        return cls(network, settings.shape, target_vocab, shared_noise=settings.shared_noise)
 
     def init(self, shape: CacheShape) -> DraftState:
         return DraftState(self.empty_caches(shape), self.no_children(shape.num_rows))
@@ -43,8 +42,7 @@ class Standalone(TreeDraft):
         missing = self.target_vocab - logits.shape[-1]
         if missing > 0:
             logits = jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
-        scores = perturb(logits[..., : self.target_vocab], positions, rows.sampling)
-        return best_children(scores, self.shape)
+        return self.best_of(logits[..., : self.target_vocab], positions, rows)
 
     def propose(self, params: Any, state: DraftState, rows: Rows, table: jax.Array) -> DraftTree:
         model = self.network.bind(params)

@@ -8,12 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.draft.base import CacheShape, Observation
-from jaxspec.draft.grow import Children, Frontier, Level, grow
+from jaxspec.draft.grow import Children, Frontier, Level, best_children, grow
 from jaxspec.draft.shape import Shaped, TreeShape
 from jaxspec.kv_cache import PagedKV
 from jaxspec.models.network import Network
+from jaxspec.sampling import perturb
 from jaxspec.state import Rows
 from jaxspec.tree import DraftTree
+
+# Turns a request's seed into one whose noise has nothing to do with it.
+_OTHER_SEED = 0x5BD1E995
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +26,7 @@ class TreeDraft(Shaped):
 
     network: Network
     shape: TreeShape
+    shared_noise: bool = dataclasses.field(default=True, kw_only=True)
 
     def empty_caches(self, shape: CacheShape) -> tuple[PagedKV, ...]:
         return self.network.init_cache(num_pages=shape.num_pages, page_size=shape.page_size, dtype=shape.dtype)
@@ -30,6 +35,13 @@ class TreeDraft(Shaped):
         """First proposals of rows that have observed nothing."""
         size = (num_rows, self.shape.topk)
         return Children(jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32))
+
+    def best_of(self, logits: jax.Array, positions: jax.Array, rows: Rows) -> Children:
+        """The best tokens at absolute positions [B, K] by draft logits float32 [B, K, V]."""
+        sampling = rows.sampling
+        if not self.shared_noise:
+            sampling = sampling._replace(seed=sampling.seed ^ _OTHER_SEED)
+        return best_children(perturb(logits, positions, sampling), self.shape)
 
     def grow_below(
         self, bonus: jax.Array, first: Children, carry: Any, model: Any, run: Callable[[Frontier], Level]

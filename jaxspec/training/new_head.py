@@ -31,22 +31,20 @@ class HeadSettings(DraftSettings):
         layers: 0-based layers of the target that a new EAGLE-3 head reads; None are the usual three.
         draft_vocab: tokens that a new head chooses from, the most frequent ones in the answers; None is `DRAFT_VOCAB`.
         init: a head to train further; None makes a new one.
-        algorithm: EAGLE3, or EAGLE, whose heads are only trained further.
+        fused: an EAGLE-3 head; False is an EAGLE head, which is only trained further.
     """
 
     layers: tuple[int, ...] | None = None
     draft_vocab: int | None = None
     init: str | None = None
-    algorithm: str = "EAGLE3"
+    fused: bool = True
 
     def begin(self, target: Target, examples: Sequence[Example], *, seed: int) -> Student:
         """Makes or loads the head; see `DraftSettings.begin`."""
-        vocab_size, fused = target.network.config.vocab_size, self.algorithm == "EAGLE3"
+        vocab_size = target.network.config.vocab_size
         if self.init is None:
-            if not fused:
-                raise ValueError(
-                    f"a new {self.algorithm} head is not trained; set init to one, or algorithm to EAGLE3."
-                )
+            if not self.fused:
+                raise ValueError("a new EAGLE head is not trained; set init to one, or fused=True (EAGLE3).")
             capture = self.layers or usual_layers(target.network.config.num_layers)
             count = min(DRAFT_VOCAB, vocab_size) if self.draft_vocab is None else self.draft_vocab
             check_choice(target.network.config, capture, count)
@@ -55,7 +53,7 @@ class HeadSettings(DraftSettings):
             frozen = ("embed_tokens", "target_ids")
         else:
             self._check_init()
-            network, leaves, frozen = load_existing(Path(self.init), target, fused=fused)
+            network, leaves, frozen = load_existing(Path(self.init), target, fused=self.fused)
             state = dict(nnx.to_flat_state(jax.tree.unflatten(network.treedef, leaves)))
             ids = state.get(("target_ids",))
             target_ids = np.arange(vocab_size, dtype=np.int32) if ids is None else np.asarray(ids.get_value())

@@ -152,7 +152,7 @@ def test_a_padded_draft_vocabulary_is_cut_or_filled_to_the_targets(draft_vocab):
 
 
 def test_a_draft_model_is_needed():
-    settings = DraftSettings(chain(3), ngram_min_match=1, ngram_max_match=3)
+    settings = DraftSettings(chain(3), shared_noise=True, ngram_min_match=1, ngram_max_match=3)
     with pytest.raises(ValueError, match="draft_model"):
         Standalone.create(settings, None, VOCAB)
     method = Standalone.create(settings, TARGET[0], VOCAB)

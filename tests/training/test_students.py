@@ -107,7 +107,7 @@ def test_a_head_is_trained_further(model, data, tmp_path, dialect, changes):
     before = write_head(tmp_path / "head", dialect, target, **changes)
     algorithm = "EAGLE" if dialect == "eagle" else "EAGLE3"
     settings = HeadSettings(
-        model=str(model), data=(str(data),), init=str(before), algorithm=algorithm, export_dtype="float32"
+        model=str(model), data=(str(data),), init=str(before), fused=algorithm == "EAGLE3", export_dtype="float32"
     )
     still = train_draft(settings, TrainingTimeTest(), STILL, tmp_path / "still")
     expected, found = stored(before), stored(still)
@@ -126,7 +126,7 @@ def test_what_a_head_says_itself_is_not_set(model, data, tmp_path):
     settings = HeadSettings(model=str(model), data=(str(data),), init="head", layers=(0,))
     with pytest.raises(ValueError, match=r"layers=\(0,\) has no effect on init='head'"):
         train_draft(settings, TrainingTimeTest(), STILL, tmp_path / "run")
-    settings = HeadSettings(model=str(model), data=(str(data),), algorithm="EAGLE")
+    settings = HeadSettings(model=str(model), data=(str(data),), fused=False)
     with pytest.raises(ValueError, match="a new EAGLE head is not trained; set init"):
         train_draft(settings, TrainingTimeTest(), STILL, tmp_path / "other")
 

@@ -14,6 +14,7 @@ from jaxspec.models import MODELS, ModelConfig
 from jaxspec.models.network import Network
 from jaxspec.training.examples import Example
 from jaxspec.training.export import export_decoder
+from jaxspec.training.narrow import components, copy_narrowed, narrow_norm
 from jaxspec.training.student import DTYPES, DraftSettings, Student, Target
 from jaxspec.training.teacher import Leaves, head_rows
 
@@ -23,10 +24,10 @@ class DecoderSettings(DraftSettings):
     """A small decoder of the target's family, with its vocabulary.
 
     Attributes:
-        layers: 0-based layers of the target that it starts from, in this order; needs the target's width.
+        layers: 0-based layers of the target that it starts from, in this order; it has their heads and inner width.
         num_layers: of a decoder that starts at random; None is 2, or as many as `layers` has.
-        hidden_size: its width, a multiple of the head's; None is the target's. A narrower one starts from what the
-            principal components of the target's embedding keep.
+        hidden_size: its width; None is the target's. A narrower one starts from what the principal components of the
+            target's embedding keep, and is a multiple of a head's width if its layers start at random.
     """
 
     layers: tuple[int, ...] | None = None
@@ -67,22 +68,17 @@ class DecoderSettings(DraftSettings):
         if self.layers and self.num_layers not in (None, count):
             raise ValueError(f"num_layers={self.num_layers} and {count} layers to start from; leave one of them out.")
         width = self.hidden_size or target.hidden_size
-        if self.layers and width != target.hidden_size:
-            raise ValueError(
-                f"layers of the target have hidden_size={target.hidden_size}, and hidden_size={width} is set; leave "
-                "one of them out."
-            )
-        heads = width // target.head_dim
-        if width % target.head_dim or not 1 <= width <= target.hidden_size:
-            raise ValueError(
-                f"hidden_size={width} must be a multiple of head_dim={target.head_dim}, up to the target's "
-                f"{target.hidden_size}."
-            )
-        heads = target.num_heads if width == target.hidden_size else heads
-        kv_heads = max(k for k in range(1, min(heads, target.num_kv_heads) + 1) if heads % k == 0)
+        if not 1 <= width <= target.hidden_size:
+            raise ValueError(f"hidden_size={width} must be from 1 to the target's {target.hidden_size}.")
+        heads, kv_heads, inner = target.num_heads, target.num_kv_heads, target.intermediate_size
+        if not self.layers and width != target.hidden_size:
+            if width % target.head_dim:
+                raise ValueError(f"hidden_size={width} must be a multiple of head_dim={target.head_dim}.")
+            heads, inner = width // target.head_dim, inner * width // target.hidden_size
+            kv_heads = max(k for k in range(1, min(heads, kv_heads) + 1) if heads % k == 0)
         return {
             "hidden_size": width,
-            "intermediate_size": target.intermediate_size * width // target.hidden_size,
+            "intermediate_size": inner,
             "num_hidden_layers": count,
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
@@ -104,19 +100,15 @@ def new_decoder(
     kind = MODELS[config.architecture]
     model = kind(config, dtype=jnp.dtype(jnp.float32), scan_layers=False, rngs=nnx.Rngs(seed))
     teacher = target.network.bind(target.leaves)
-    model.embed_tokens[...] = narrowed(teacher.embed_tokens[...].astype(jnp.float32), config.hidden_size)
-    if config.hidden_size == teacher.config.hidden_size:
-        model.norm.weight[...] = teacher.norm.weight[...].astype(jnp.float32)
+    table, norm = (leaf[...].astype(jnp.float32) for leaf in (teacher.embed_tokens, teacher.norm.weight))
+    basis = None if config.hidden_size == teacher.config.hidden_size else components(table, config.hidden_size)
+    model.embed_tokens[...] = table if basis is None else table @ basis
+    model.norm.weight[...] = norm if basis is None else narrow_norm(norm, basis)
     for own, layer in zip(model.segments, layers or (), strict=False):
-        nnx.update(own, nnx.state(teacher.segments[layer]))
+        if basis is None:
+            nnx.update(own, nnx.state(teacher.segments[layer]))
+        else:
+            copy_narrowed(own, teacher.segments[layer], basis)
     graphdef, state = nnx.split(model)
     leaves, treedef = jax.tree.flatten(state)
     return Network(config, kind, graphdef, treedef), tuple(leaf.astype(jnp.float32) for leaf in leaves)
-
-
-def narrowed(table: jax.Array, width: int) -> jax.Array:
-    """Rows [V, E] in the coordinates of their `width` principal components [V, width]: products change least."""
-    if width == table.shape[1]:
-        return table
-    _, components = jnp.linalg.eigh(table.T @ table)
-    return table @ components[:, -width:]

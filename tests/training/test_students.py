@@ -1,5 +1,6 @@
 """Drafts other than a new EAGLE-3 head: small models (STANDALONE), and heads that are trained further."""
 
+import copy
 import dataclasses
 import json
 import os
@@ -13,15 +14,19 @@ import pytest
 
 from jaxspec import LLM, EngineConfig, SamplingParams, SpecConfig
 from jaxspec.loading.checkpoint import open_checkpoint
+from jaxspec.models.layers import rotary_angles
 from jaxspec.training.feature_draft import TrainingTimeTest
-from jaxspec.training.new_decoder import DecoderSettings, narrowed
+from jaxspec.training.narrow import components, copy_narrowed
+from jaxspec.training.new_decoder import DecoderSettings
 from jaxspec.training.new_head import HeadSettings
 from jaxspec.training.next_token import NextToken
 from jaxspec.training.run import train_draft
 from jaxspec.training.trainer import LOG, TrainSettings
+from jaxspec.training.unrolled import UnrolledBlock
 from tests.conftest import REPO
 from tests.loading.heads import write_head
 from tests.scripts.tiny_model import HEAD_DIM, LAYERS, write_tiny_model
+from tests.tiny import tiny_model
 
 STILL = TrainSettings(epochs=1, rows=4, learning_rate=0.0, log_steps=1)
 ENGINE = EngineConfig(max_model_len=64, max_running_requests=4, decode_row_buckets=(4,), chunked_prefill_size=64)
@@ -62,8 +67,9 @@ def test_all_layers_of_the_target_are_the_target(model, data, tmp_path):
     assert output.accept_length == 4.0
 
 
-def test_a_narrow_model_learns(model, data, tmp_path):
-    settings = DecoderSettings(model=str(model), data=(str(data),), hidden_size=HEAD_DIM, num_layers=1)
+@pytest.mark.parametrize("start", [{"num_layers": 1}, {"layers": (1,)}], ids=["random", "from a layer"])
+def test_a_narrow_model_learns(model, data, tmp_path, start):
+    settings = DecoderSettings(model=str(model), data=(str(data),), hidden_size=HEAD_DIM, **start)
     fast = dataclasses.replace(STILL, epochs=6, learning_rate=3e-2)
     draft = train_draft(settings, NextToken(), fast, tmp_path / "run")
     losses = [line["loss"] for line in told(tmp_path / "run")]
@@ -73,22 +79,41 @@ def test_a_narrow_model_learns(model, data, tmp_path):
         assert llm.generate("one two", PARAMS)[0].token_ids == plain.generate("one two", PARAMS)[0].token_ids
 
 
-def test_a_narrowed_table_keeps_products():
+def test_components_keep_products_of_rows_that_lie_in_few_directions():
     rng = np.random.default_rng(0)
     table = jnp.asarray(rng.normal(size=(50, 4)) @ rng.normal(size=(4, 12)), jnp.float32)
-    small = narrowed(table, 4)
+    small = table @ components(table, 4)
     assert small.shape == (50, 4)
     np.testing.assert_allclose(small @ small.T, table @ table.T, rtol=1e-4, atol=1e-3)
+
+
+def test_a_layer_in_as_many_coordinates_is_the_same_layer():
+    """In a turned basis of full width; with weights of norms that are not all one."""
+    network, leaves = tiny_model(0)
+    layer = network.bind(leaves).segments[0]
+    width = network.config.hidden_size
+    rng = np.random.default_rng(1)
+    for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+        norm.weight[...] = jnp.asarray(rng.uniform(0.5, 2.0, width), jnp.float32)
+    basis = components(jnp.asarray(rng.normal(size=(100, width)), jnp.float32), width)
+    own = copy.deepcopy(layer)
+    copy_narrowed(own, layer, basis)
+    x = jnp.asarray(rng.normal(size=(1, 5, width)), jnp.float32)
+    places = jnp.arange(5)[None]
+    angles = rotary_angles(network.config.rope, network.config.head_dim, places)
+    block = UnrolledBlock(places, places, step=0)
+    expected, _ = layer.extend_layer(x, angles, block, None, 0, None)
+    found, _ = own.extend_layer(x @ basis, angles, block, None, 0, None)
+    np.testing.assert_allclose(found @ basis.T, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"layers": (2,)}, r"layers=\[2\] must be in 0..1"),
-        ({"layers": (0,), "hidden_size": HEAD_DIM}, "hidden_size=32, and hidden_size=16 is set"),
         ({"layers": (0,), "num_layers": 2}, "num_layers=2 and 1 layers to start from"),
-        ({"hidden_size": 24}, "hidden_size=24 must be a multiple of head_dim=16, up to the target's 32"),
-        ({"hidden_size": 64}, "hidden_size=64 must be a multiple"),
+        ({"hidden_size": 24}, "hidden_size=24 must be a multiple of head_dim=16"),
+        ({"hidden_size": 64}, "hidden_size=64 must be from 1 to the target's 32"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(model, data, tmp_path, changes, said):

@@ -7,6 +7,7 @@ import pytest
 
 from jaxspec import LLM, EngineConfig, SamplingParams, SpecConfig
 from jaxspec.loading.embedded import find_embedded_model
+from tests.conftest import REPO
 
 # One shape of each kind, so that each engine compiles two programs.
 ENGINE = EngineConfig(
@@ -55,12 +56,15 @@ def test_ngram_equals_plain_decoding_on_gsm8k(chats, plain):
     assert greedy > 1.2
 
 
-def test_sampled_and_greedy_requests_share_a_batch(chats, plain):
+def test_the_shipped_head_equals_plain_decoding_where_sampled_and_greedy_requests_share_a_batch(chats, plain):
     """sglang-jax PR #1293 review: one request's parameters must not serve the whole batch."""
     params = [GREEDY if index % 2 else SAMPLED for index in range(8)]
     expected = [plain["greedy" if index % 2 else "sampled"][index] for index in range(8)]
-    with LLM("smollm2", spec=SpecConfig(algorithm="NGRAM"), engine=ENGINE) as llm:
+    head = REPO / "checkpoints" / "smollm2-135m-instruct-eagle3"
+    with LLM("smollm2", spec=SpecConfig(algorithm="EAGLE3", draft_model=head), engine=ENGINE) as llm:
         assert _tokens(llm, chats, params) == expected
+        assert llm.metrics.accept_length is not None
+        assert llm.metrics.accept_length > 1.6
 
 
 def test_standalone_with_the_target_as_its_own_draft_accepts_everything(chats, plain):

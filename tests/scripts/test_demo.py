@@ -1,5 +1,7 @@
 """`scripts/demo.py`: the whole demonstration, on a tiny model."""
 
+from pathlib import Path
+
 import pytest
 
 import demo
@@ -12,6 +14,19 @@ def test_demo_finds_plain_and_speculative_output_equal(tiny_model, capsys):
     assert "speculative decoding, NGRAM: story" in out
     assert "Resolved plan" in out
     assert "equal, token for token" in out
+
+
+def test_the_embedded_model_is_drafted_for_by_the_head_that_ships():
+    spec = demo.automatic_drafts(demo.MODEL)
+    assert spec.algorithm == "EAGLE3"
+    assert spec.draft_model is not None
+    assert (Path(spec.draft_model) / "model.safetensors").is_file()
+
+
+def test_flags_choose_other_drafts(tiny_model, capsys):
+    flags = ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", str(tiny_model)]
+    assert demo.main(["--model", str(tiny_model), "--max-new-tokens", "6", *flags]) == 0
+    assert "speculative decoding, STANDALONE: story" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x"])

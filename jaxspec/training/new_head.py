@@ -13,6 +13,7 @@ from flax import nnx
 from jaxspec.loading.checkpoint import open_checkpoint
 from jaxspec.loading.head import load_head, open_head
 from jaxspec.models.config import ModelConfig, RopeConfig
+from jaxspec.models.decoder import Segment
 from jaxspec.models.heads import Head, HeadConfig
 from jaxspec.models.network import Network
 from jaxspec.training.examples import Example
@@ -155,7 +156,10 @@ def head_config(target: ModelConfig, capture: Sequence[int], *, draft_vocab: int
 def new_head(
     target: Network, target_leaves: Leaves, capture: Sequence[int], target_ids: np.ndarray, *, seed: int
 ) -> tuple[Network, Leaves]:
-    """A head with random weights; embedding, vocabulary head and final norm are the target's.
+    """A head that starts from the target: embedding, vocabulary head, final norm, and its last layer.
+
+    What the last layer has no counterpart for is random: how the head reads the embedding and the other features.
+    Measured against random weights throughout, a head of SmolLM2 learns in a third fewer steps.
 
     Args:
         target: and `target_leaves`, the model that it is to draft for.
@@ -170,8 +174,25 @@ def new_head(
     head.lm_head[...] = head_rows(target, target_leaves, target_ids).astype(jnp.float32)
     if head.norm is not None:
         head.norm.weight[...] = jnp.asarray(model.norm.weight[...], jnp.float32)
+    start_as_layer(head, model.segments[-1])
     if head.target_ids is not None:
         head.target_ids[...] = jnp.asarray(target_ids)
     graphdef, state = nnx.split(head)
     leaves, treedef = jax.tree.flatten(state)
     return Network(config, Head, graphdef, treedef), tuple(leaves)
+
+
+def start_as_layer(head: Head, layer: Segment) -> None:
+    """Makes a head's layer one of its target's, which reads the last of the captured features."""
+    wide = lambda weight: weight[...].astype(jnp.float32)  # noqa: E731
+    own, width = head.layer, head.config.layer.hidden_size
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        getattr(own.mlp, name).weight[...] = wide(getattr(layer.mlp, name).weight)
+    own.self_attn.o_proj.weight[...] = wide(layer.self_attn.o_proj.weight)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        weight = getattr(own.self_attn, name).weight  # of [embedding; feature]
+        weight[...] = weight[...].at[-width:].set(wide(getattr(layer.self_attn, name).weight))
+    own.post_attention_layernorm.weight[...] = wide(layer.post_attention_layernorm.weight)
+    if own.hidden_norm is not None:
+        own.hidden_norm.weight[...] = wide(layer.input_layernorm.weight)
+    head.fc.weight[...] = head.fc.weight[...].at[-width:].add(jnp.eye(width))

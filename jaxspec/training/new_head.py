@@ -159,7 +159,7 @@ def new_head(
     """A head that starts from the target: embedding, vocabulary head, final norm, and its last layer.
 
     What the last layer has no counterpart for is random: how the head reads the embedding and the other features.
-    Measured against random weights throughout, a head of SmolLM2 learns in a third fewer steps.
+    Measured for SmolLM2, see docs/measurements.md, it learns faster than from random weights throughout.
 
     Args:
         target: and `target_leaves`, the model that it is to draft for.

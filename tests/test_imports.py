@@ -15,7 +15,16 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ARRAYS = ("jax", "jaxlib", "flax", "optax", "orbax", "tensorstore")
 # The engine and what launches it see both sides, and loading reads files into arrays for them.
 BOTH_SIDES = ("engine", "launch", "loading", "training")
-PLAIN = ("models.config", "draft.shape", "cpu.call_frame", "cpu.handler", "cpu.host", "cpu.microkernel")
+PLAIN = (
+    "models.config",
+    "draft.shape",
+    "cpu.call_frame",
+    "cpu.handler",
+    "cpu.host",
+    "cpu.job",
+    "cpu.microkernel",
+    "cpu.words",
+)
 MAY_LOAD = ("engine", "launch", "llm", "loading", "tokenizer", "training")
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")

@@ -61,7 +61,7 @@ class Library:
     """Functions compiled from LLVM IR; their code lives as long as the object.
 
     Args:
-        source: of the module.
+        source: of the module. It is written as it is to run: passes over it would double the time and gain nothing.
     """
 
     def __init__(self, source: str):
@@ -69,18 +69,13 @@ class Library:
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        llvm.initialize_native_asmparser()  # for the one line of assembly
-        target = llvm.Target.from_default_triple()
-        # The features by name too: a CPU that is newer than the compiler has no name that it knows.
-        features = llvm.get_host_cpu_features().flatten()
-        machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True)
+        llvm.initialize_native_asmparser()  # for the instruction that pauses
+        # The features beside the name: a compiler may not know the name of a CPU that is newer.
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1, jit=True
+        )
         module = llvm.parse_assembly(source)
         module.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=2)
-        options.slp_vectorization = options.loop_vectorization = options.loop_unrolling = False
-        llvm.create_pass_builder(machine, options).getModulePassManager().run(
-            module, llvm.create_pass_builder(machine, options)
-        )
         self._engine = llvm.create_mcjit_compiler(module, machine)
         self._engine.finalize_object()
 

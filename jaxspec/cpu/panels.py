@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cpu.call_frame import Version
-from jaxspec.cpu.handler import handler_source
+from jaxspec.cpu.handler import kernel_source
 from jaxspec.cpu.host import Library, VectorUnit, vector_unit
-from jaxspec.cpu.microkernel import declarations, microkernel_source
 
-_TARGET = "jaxspec_panel_product"
+_LIBRARIES: list[Library] = []  # XLA may call them until the process ends
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["panels"], meta_fields=["size_out"])
@@ -41,16 +40,23 @@ class Panels:
         return self.panels[ids // width, :, ids % width]
 
 
-@functools.partial(jax.jit, static_argnames=("panel",))
-def _cut(weight: jax.Array, panel: int) -> jax.Array:
-    *lead, length, columns = weight.shape
-    filled = jnp.pad(weight, [(0, 0)] * (len(lead) + 1) + [(0, -columns % panel)])
-    return jnp.moveaxis(filled.reshape(*lead, length, -1, panel), -2, -3)
+@functools.partial(jax.jit, static_argnames=("panel", "axis"))
+def _cut(weight: jax.Array, panel: int, axis: int) -> jax.Array:
+    missing = -weight.shape[axis] % panel
+    filled = jnp.pad(weight, [(0, missing if i == weight.ndim + axis else 0) for i in range(weight.ndim)])
+    if axis == -1:
+        return jnp.moveaxis(filled.reshape(*filled.shape[:-1], -1, panel), -2, -3)
+    return jnp.swapaxes(filled.reshape(*filled.shape[:-2], -1, panel, filled.shape[-1]), -1, -2)
 
 
-def pack(weight: jax.Array) -> Panels:
-    """Cuts W float32 [..., K, N] into panels of the host's width."""
-    return Panels(_cut(weight, _host_unit().panel), weight.shape[-1])
+def pack(weight: jax.Array, *, axis: int = -1) -> Panels:
+    """Cuts W into panels of the host's width.
+
+    Args:
+        weight: float32 [..., K, N], or [..., N, K] with axis -2.
+        axis: which one is cut.
+    """
+    return Panels(_cut(weight, _host_unit().panel, axis), weight.shape[axis])
 
 
 def products(x: jax.Array, weights: Sequence[Panels]) -> tuple[jax.Array, ...]:
@@ -66,10 +72,10 @@ def products(x: jax.Array, weights: Sequence[Panels]) -> tuple[jax.Array, ...]:
     Returns:
         float32 [..., N] each.
     """
-    _register()
+    name = _register(_host_unit())
     rows = x.reshape(-1, x.shape[-1])
     shapes = [jax.ShapeDtypeStruct((rows.shape[0], weight.size_out), jnp.float32) for weight in weights]
-    found = jax.ffi.ffi_call(_TARGET, shapes)(rows, *(weight.panels for weight in weights))
+    found = jax.ffi.ffi_call(name, shapes)(rows, *(weight.panels for weight in weights))
     return tuple(y.reshape(*x.shape[:-1], -1) for y in found)
 
 
@@ -97,13 +103,12 @@ def _host_unit() -> VectorUnit:
 
 
 @functools.cache
-def _register() -> Library:
-    """Compiles the kernel and makes it known to XLA, once in a process; the code lives as long as that."""
-    unit = _host_unit()
-    kernels = [microkernel_source(unit, rows) for rows in range(1, unit.row_block + 1)]
-    handler = handler_source(_TARGET, panel=unit.panel, row_block=unit.row_block, pause=unit.pause)
-    library = Library("\n".join([declarations(unit), *kernels, handler]))
+def _register(unit: VectorUnit) -> str:
+    """Compiles the kernel and makes it known to XLA, once in a process; returns the name that it has there."""
+    name = f"jaxspec_panels_{unit.lanes}x{unit.panel_vectors}{'_fma' if unit.has_fma else ''}"
+    library = Library(kernel_source(unit, name))
     wrap = ctypes.pythonapi.PyCapsule_New
     wrap.restype, wrap.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    jax.ffi.register_ffi_target(_TARGET, wrap(library.address(_TARGET), None, None), platform="cpu")
-    return library
+    jax.ffi.register_ffi_target(name, wrap(library.address(name), None, None), platform="cpu")
+    _LIBRARIES.append(library)
+    return name

@@ -54,6 +54,4 @@ def pack_weights(state: MutableMapping[Any, nnx.Param]) -> None:
     for path, weight in state.items():
         value = weight.get_value()
         if isinstance(weight, Matrix | Table) and not isinstance(value, Panels):
-            del weight  # so that the plain array goes when the panels are there
-            kind = type(state[path])
-            state[path] = state[path].replace(pack(value.swapaxes(-1, -2) if issubclass(kind, Table) else value))
+            state[path] = weight.replace(pack(value, axis=-2 if isinstance(weight, Table) else -1))

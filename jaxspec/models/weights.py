@@ -21,12 +21,12 @@ class Table(nnx.Param):
     """W [out, in], to be multiplied as x W^T; a table of token embeddings that also makes the logits is one."""
 
 
-def multiply(x: jax.Array, *weights: Matrix | Table, dtype: jnp.dtype | None = None) -> tuple[jax.Array, ...]:
+def multiply(x: jax.Array, *weights: nnx.Param, dtype: jnp.dtype | None = None) -> tuple[jax.Array, ...]:
     """x times each weight: [..., out] from [..., in]; several weights of one x are read in one go.
 
     Args:
         x: [..., in].
-        weights: all plain or all panels.
+        weights: each a `Matrix` or a `Table`; all plain, or all panels.
         dtype: of the results; None is that of x.
     """
     values = [weight.get_value() for weight in weights]
@@ -49,7 +49,7 @@ def dtype_of(weight: nnx.Param) -> jnp.dtype:
     return weight.get_value().dtype
 
 
-def pack_weights(state: MutableMapping[Any, nnx.Param]) -> None:
+def pack_weights(state: MutableMapping[Any, Any]) -> None:
     """Turns every weight that is multiplied into panels, in place and one at a time; `state` is flat, by path."""
     for path, weight in state.items():
         value = weight.get_value()

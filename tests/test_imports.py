@@ -18,12 +18,8 @@ BOTH_SIDES = ("engine", "launch", "loading", "training")
 PLAIN = (
     "models.config",
     "draft.shape",
-    "cpu.call_frame",
-    "cpu.handler",
-    "cpu.host",
-    "cpu.job",
-    "cpu.microkernel",
-    "cpu.words",
+    # Host-side text of machine code.
+    *(f"cpu.{name}" for name in ("call_frame", "host", "job", "microkernel", "product", "words")),
 )
 MAY_LOAD = ("engine", "launch", "llm", "loading", "tokenizer", "training")
 

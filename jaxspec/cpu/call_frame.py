@@ -35,3 +35,25 @@ class Metadata:
 
     OF_EXTENSION = 3
     MAJOR, MINOR, TRAITS = 6, 7, 8  # 32-bit
+
+
+def metadata_source() -> str:
+    """IR of `answers`: whether a call is XLA's question, at registration, which version a handler is written for."""
+    return f"""
+define internal i1 @answers(ptr %frame) {{
+entry:
+  %extension = call ptr @pointer(ptr %frame, i64 {CallFrame.EXTENSION})
+  %is_call = icmp eq ptr %extension, null
+  br i1 %is_call, label %call, label %query
+call:
+  ret i1 0
+query:
+  %metadata = call ptr @pointer(ptr %extension, i64 {Metadata.OF_EXTENSION})
+  %major = getelementptr i32, ptr %metadata, i64 {Metadata.MAJOR}
+  store i32 {Version.MAJOR}, ptr %major
+  %minor = getelementptr i32, ptr %metadata, i64 {Metadata.MINOR}
+  store i32 {Version.MINOR}, ptr %minor
+  %traits = getelementptr i32, ptr %metadata, i64 {Metadata.TRAITS}
+  store i32 0, ptr %traits
+  ret i1 1
+}}"""

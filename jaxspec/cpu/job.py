@@ -1,144 +1,135 @@
-"""What one call shares among threads, as LLVM IR: chunks of panels, taken one after the other from a counter.
+"""What one call shares among threads, as LLVM IR: chunks of work, taken one after the other from a counter.
 
 Nothing waits for a thread that has not begun: whoever is free takes the next chunk, and the calling thread waits only
 for chunks that others are at. Holders are counted, and the last one frees the job: a helper may begin when the call has
 long returned, and then finds nothing to do.
 """
 
+from jaxspec.cpu.call_frame import Api, CallFrame
 from jaxspec.cpu.host import VectorUnit
 
-# Rows of x that a chunk of panels is multiplied with before it is taken anew for the next ones.
-TILE_ROWS = 64
 # Looks at the counter before a waiting thread gives its processor to others.
 SPINS = 4096
 
 
 class Job:
-    """Words of a job."""
+    """Words of a job; more may follow. RUN: the function that does a chunk, of the job and the chunk's index."""
 
-    NEXT, DONE, HOLDERS, CHUNKS, X, ROWS, LENGTH, TILES, STEP = range(9)  # STEP: panels in a chunk
-    SIZE = 9
-
-
-class Matrix:
-    """Words of each matrix; they follow the job's. GROUPS: chunks for one tile of rows."""
-
-    PANELS, Y, WIDTH, NUM_PANELS, GROUPS = range(5)
-    SIZE = 5
-
-
-def tile_rows(unit: VectorUnit) -> int:
-    """Rows of a tile: whole blocks, so that only the last one may be shorter."""
-    return TILE_ROWS // unit.row_block * unit.row_block
+    NEXT, DONE, HOLDERS, CHUNKS, RUN, FRAME = range(6)
+    SIZE = 6
 
 
 def job_source(unit: VectorUnit) -> str:
-    """IR of `work`, `wait`, `let_go` and `help`; it calls `rows_1` to `rows_R`."""
-    kernels = ", ".join(f"ptr @rows_{rows}" for rows in range(1, unit.row_block + 1))
-    return "\n".join(
-        [
-            f"@kernels = internal constant [{unit.row_block} x ptr] [{kernels}]",
-            "declare void @free(ptr)\ndeclare i32 @sched_yield()",
-            _panel_rows(unit),
-            _chunk(unit),
-            _group(unit),
-            _work(),
-            _wait(unit),
-        ]
-    )
+    """IR of `new_job` and `finish_job`, and of what they need; `words_source` goes before."""
+    parts = [_new_job(), _forget_error(), _pool_size(), _get_help(), _work(), _wait(unit), _finish_job()]
+    return "\n".join(["declare ptr @malloc(i64)\ndeclare void @free(ptr)\ndeclare i32 @sched_yield()", *parts])
 
 
-def _panel_rows(unit: VectorUnit) -> str:
+def _new_job() -> str:
     return f"""
-; y = x times one panel, a block of rows after the other
-define internal void @panel_rows(ptr %x, i64 %rows, i64 %length, ptr %panel, ptr %y, i64 %width, i64 %columns) {{
+define internal ptr @new_job(ptr %frame, ptr %run, i64 %more_words) {{
+  %words = add i64 %more_words, {Job.SIZE}
+  %bytes = mul i64 %words, 8
+  %job = call ptr @malloc(i64 %bytes)
+  call void @set_word(ptr %job, i64 {Job.NEXT}, i64 0)
+  call void @set_word(ptr %job, i64 {Job.DONE}, i64 0)
+  call void @set_word(ptr %job, i64 {Job.HOLDERS}, i64 1)
+  call void @set_pointer(ptr %job, i64 {Job.RUN}, ptr %run)
+  call void @set_pointer(ptr %job, i64 {Job.FRAME}, ptr %frame)
+  ret ptr %job
+}}"""
+
+
+def _finish_job() -> str:
+    return f"""
+; does all chunks, with the pool's help where there are several
+define internal void @finish_job(ptr %job, i64 %chunks) {{
 entry:
-  br label %head
-head:
-  %row = phi i64 [ 0, %entry ], [ %next, %block ]
-  %left = sub i64 %rows, %row
-  %has_more = icmp sgt i64 %left, 0
-  br i1 %has_more, label %block, label %exit
-block:
-  %count = call i64 @llvm.smin.i64(i64 %left, i64 {unit.row_block})
-  %index = sub i64 %count, 1
-  %kernel = call ptr @pointer(ptr @kernels, i64 %index)
-  %x_offset = mul i64 %row, %length
-  %y_offset = mul i64 %row, %width
-  %x_at = getelementptr float, ptr %x, i64 %x_offset
-  %y_at = getelementptr float, ptr %y, i64 %y_offset
-  call void %kernel(ptr %x_at, i64 %length, ptr %panel, i64 %length, ptr %y_at, i64 %width, i64 %columns)
-  %next = add i64 %row, {unit.row_block}
-  br label %head
-exit:
+  %frame = call ptr @pointer(ptr %job, i64 {Job.FRAME})
+  %api = call ptr @pointer(ptr %frame, i64 {CallFrame.API})
+  %context = call ptr @pointer(ptr %frame, i64 {CallFrame.CONTEXT})
+  call void @set_word(ptr %job, i64 {Job.CHUNKS}, i64 %chunks)
+  %is_small = icmp slt i64 %chunks, 2
+  br i1 %is_small, label %join, label %share
+share:
+  %threads = call i64 @pool_size(ptr %api, ptr %context)
+  %useful = call i64 @llvm.smin.i64(i64 %threads, i64 %chunks)
+  %helpers = sub i64 %useful, 1
+  call void @get_help(ptr %job, ptr %api, ptr %context, i64 %helpers)
+  br label %join
+join:
+  call void @work(ptr %job)
+  call void @wait(ptr %job)
+  call void @let_go(ptr %job)
   ret void
 }}"""
 
 
-def _chunk(unit: VectorUnit) -> str:
+def _forget_error() -> str:
     return f"""
-; finds the matrix, the tile of rows and the group of panels that a chunk stands for
-define internal void @chunk(ptr %job, i64 %index) {{
-entry:
-  %tiles = call i64 @word(ptr %job, i64 {Job.TILES})
-  %first_matrix = getelementptr i64, ptr %job, i64 {Job.SIZE}
-  br label %find
-find:
-  %matrix = phi ptr [ %first_matrix, %entry ], [ %next_matrix, %skip ]
-  %place = phi i64 [ %index, %entry ], [ %rest, %skip ]
-  %groups = call i64 @word(ptr %matrix, i64 {Matrix.GROUPS})
-  %own = mul i64 %groups, %tiles
-  %is_here = icmp slt i64 %place, %own
-  br i1 %is_here, label %found, label %skip
-skip:
-  %rest = sub i64 %place, %own
-  %next_matrix = getelementptr i64, ptr %matrix, i64 {Matrix.SIZE}
-  br label %find
-found:
-  %tile = udiv i64 %place, %groups
-  %group = urem i64 %place, %groups
-  %row = mul i64 %tile, {tile_rows(unit)}
-  call void @group(ptr %job, ptr %matrix, i64 %row, i64 %group)
+define internal void @forget_error(ptr %api, ptr %error) {{
+  %args = alloca [3 x i64]
+  %destroy = call ptr @pointer(ptr %api, i64 {Api.ERROR_DESTROY})
+  call void @set_word(ptr %args, i64 0, i64 24)
+  call void @set_pointer(ptr %args, i64 1, ptr null)
+  call void @set_pointer(ptr %args, i64 2, ptr %error)
+  call void %destroy(ptr %args)
   ret void
 }}"""
 
 
-def _group(unit: VectorUnit) -> str:
+def _pool_size() -> str:
     return f"""
-define internal void @group(ptr %job, ptr %matrix, i64 %row, i64 %group) {{
+; threads of the pool, 1 where there is none
+define internal i64 @pool_size(ptr %api, ptr %context) {{
 entry:
-  %x = call ptr @pointer(ptr %job, i64 {Job.X})
-  %all_rows = call i64 @word(ptr %job, i64 {Job.ROWS})
-  %length = call i64 @word(ptr %job, i64 {Job.LENGTH})
-  %step = call i64 @word(ptr %job, i64 {Job.STEP})
-  %panels = call ptr @pointer(ptr %matrix, i64 {Matrix.PANELS})
-  %y = call ptr @pointer(ptr %matrix, i64 {Matrix.Y})
-  %width = call i64 @word(ptr %matrix, i64 {Matrix.WIDTH})
-  %num_panels = call i64 @word(ptr %matrix, i64 {Matrix.NUM_PANELS})
-  %left = sub i64 %all_rows, %row
-  %rows = call i64 @llvm.smin.i64(i64 %left, i64 {tile_rows(unit)})
-  %first = mul i64 %group, %step
-  %end = add i64 %first, %step
-  %last = call i64 @llvm.smin.i64(i64 %end, i64 %num_panels)
-  %x_offset = mul i64 %row, %length
-  %y_offset = mul i64 %row, %width
-  %x_at = getelementptr float, ptr %x, i64 %x_offset
-  %y_row = getelementptr float, ptr %y, i64 %y_offset
-  %panel_size = mul i64 %length, {unit.panel}
+  %args = alloca [4 x i64]
+  %count = alloca i64
+  %ask = call ptr @pointer(ptr %api, i64 {Api.NUM_THREADS})
+  call void @set_word(ptr %args, i64 0, i64 32)
+  call void @set_pointer(ptr %args, i64 1, ptr null)
+  call void @set_pointer(ptr %args, i64 2, ptr %context)
+  call void @set_pointer(ptr %args, i64 3, ptr %count)
+  %error = call ptr %ask(ptr %args)
+  %is_fine = icmp eq ptr %error, null
+  br i1 %is_fine, label %fine, label %failed
+fine:
+  %threads = load i64, ptr %count
+  ret i64 %threads
+failed:
+  call void @forget_error(ptr %api, ptr %error)
+  ret i64 1
+}}"""
+
+
+def _get_help() -> str:
+    return f"""
+; schedules helpers until there are as many as wanted, or the pool refuses
+define internal void @get_help(ptr %job, ptr %api, ptr %context, i64 %wanted) {{
+entry:
+  %args = alloca [5 x i64]
+  %schedule = call ptr @pointer(ptr %api, i64 {Api.SCHEDULE})
+  %holders = getelementptr i64, ptr %job, i64 {Job.HOLDERS}
+  call void @set_word(ptr %args, i64 0, i64 40)
+  call void @set_pointer(ptr %args, i64 1, ptr null)
+  call void @set_pointer(ptr %args, i64 2, ptr %context)
+  call void @set_pointer(ptr %args, i64 3, ptr @help)
+  call void @set_pointer(ptr %args, i64 4, ptr %job)
   br label %head
 head:
-  %number = phi i64 [ %first, %entry ], [ %next, %body ]
-  %has_more = icmp slt i64 %number, %last
-  br i1 %has_more, label %body, label %exit
-body:
-  %offset = mul i64 %number, %panel_size
-  %panel = getelementptr float, ptr %panels, i64 %offset
-  %column = mul i64 %number, {unit.panel}
-  %y_at = getelementptr float, ptr %y_row, i64 %column
-  %columns = sub i64 %width, %column
-  call void @panel_rows(ptr %x_at, i64 %rows, i64 %length, ptr %panel, ptr %y_at, i64 %width, i64 %columns)
-  %next = add i64 %number, 1
-  br label %head
+  %asked = phi i64 [ 0, %entry ], [ %next, %ask ]
+  %has_more = icmp slt i64 %asked, %wanted
+  br i1 %has_more, label %ask, label %exit
+ask:
+  atomicrmw add ptr %holders, i64 1 monotonic
+  %error = call ptr %schedule(ptr %args)
+  %next = add i64 %asked, 1
+  %is_fine = icmp eq ptr %error, null
+  br i1 %is_fine, label %head, label %refused
+refused:
+  atomicrmw sub ptr %holders, i64 1 monotonic
+  call void @forget_error(ptr %api, ptr %error)
+  br label %exit
 exit:
   ret void
 }}"""
@@ -149,6 +140,7 @@ def _work() -> str:
 define internal void @work(ptr %job) {{
 entry:
   %chunks = call i64 @word(ptr %job, i64 {Job.CHUNKS})
+  %run = call ptr @pointer(ptr %job, i64 {Job.RUN})
   %taken = getelementptr i64, ptr %job, i64 {Job.NEXT}
   %done = getelementptr i64, ptr %job, i64 {Job.DONE}
   br label %head
@@ -157,7 +149,7 @@ head:
   %has_more = icmp slt i64 %index, %chunks
   br i1 %has_more, label %body, label %exit
 body:
-  call void @chunk(ptr %job, i64 %index)
+  call void %run(ptr %job, i64 %index)
   atomicrmw add ptr %done, i64 1 release
   br label %head
 exit:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.cpu.call_frame import Version
-from jaxspec.cpu.handler import kernel_source
 from jaxspec.cpu.host import Library, VectorUnit, vector_unit
+from jaxspec.cpu.product import product_source
 
 _LIBRARIES: list[Library] = []  # XLA may call them until the process ends
 
@@ -106,7 +106,7 @@ def _host_unit() -> VectorUnit:
 def _register(unit: VectorUnit) -> str:
     """Compiles the kernel and makes it known to XLA, once in a process; returns the name that it has there."""
     name = f"jaxspec_panels_{unit.lanes}x{unit.panel_vectors}{'_fma' if unit.has_fma else ''}"
-    library = Library(kernel_source(unit, name))
+    library = Library(product_source(unit, name))
     wrap = ctypes.pythonapi.PyCapsule_New
     wrap.restype, wrap.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     jax.ffi.register_ffi_target(name, wrap(library.address(name), None, None), platform="cpu")

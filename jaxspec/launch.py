@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.cpu.panels import why_not
+from jaxspec.cpu.register import why_not
 from jaxspec.device import (
     check_pool_fits,
     default_dtype,

@@ -19,7 +19,10 @@ PLAIN = (
     "models.config",
     "draft.shape",
     # Host-side text of machine code.
-    *(f"cpu.{name}" for name in ("call_frame", "host", "job", "microkernel", "product", "words")),
+    *(
+        f"cpu.{name}"
+        for name in ("attention", "call_frame", "exponential", "host", "job", "microkernel", "product", "words")
+    ),
 )
 MAY_LOAD = ("engine", "launch", "llm", "loading", "tokenizer", "training")
 

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.config import EngineConfig, SamplingParams
-from jaxspec.cpu.panels import why_not
+from jaxspec.cpu.register import why_not
 from jaxspec.device import on_cpu
 from jaxspec.draft.base import DraftMethod
 from jaxspec.draft.merged import Merged

@@ -1,20 +1,14 @@
 """Weights as panels, and products with them."""
 
-import ctypes
 import dataclasses
 import functools
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cpu.call_frame import Version
-from jaxspec.cpu.host import Library, VectorUnit, vector_unit
 from jaxspec.cpu.product import product_source
-
-_LIBRARIES: list[Library] = []  # XLA may call them until the process ends
+from jaxspec.cpu.register import host_unit, register
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["panels"], meta_fields=["size_out"])
@@ -56,7 +50,7 @@ def pack(weight: jax.Array, *, axis: int = -1) -> Panels:
         weight: float32 [..., K, N], or [..., N, K] with axis -2.
         axis: which one is cut.
     """
-    return Panels(_cut(weight, _host_unit().panel, axis), weight.shape[axis])
+    return Panels(_cut(weight, host_unit().panel, axis), weight.shape[axis])
 
 
 def products(x: jax.Array, weights: Sequence[Panels]) -> tuple[jax.Array, ...]:
@@ -72,43 +66,8 @@ def products(x: jax.Array, weights: Sequence[Panels]) -> tuple[jax.Array, ...]:
     Returns:
         float32 [..., N] each.
     """
-    name = _register(_host_unit())
+    name = register(product_source, host_unit())
     rows = x.reshape(-1, x.shape[-1])
     shapes = [jax.ShapeDtypeStruct((rows.shape[0], weight.size_out), jnp.float32) for weight in weights]
     found = jax.ffi.ffi_call(name, shapes)(rows, *(weight.panels for weight in weights))
     return tuple(y.reshape(*x.shape[:-1], -1) for y in found)
-
-
-def why_not() -> str | None:
-    """Why this host and this version of JAX cannot run the kernel; None where they can."""
-    if vector_unit() is None:
-        return "it is written for AVX2, AVX-512 and NEON, and this host has none of them"
-    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
-    if not header.is_file():
-        return f"the version of XLA's foreign function interface is unknown: there is no {header.name}"
-    version = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header.read_text(encoding="utf-8"))
-    major, minor = map(int, version) if len(version) == 2 else (-1, -1)
-    # Within a major version structs only grow at their ends.
-    if major != Version.MAJOR or minor < Version.MINOR:
-        written = f"{Version.MAJOR}.{Version.MINOR}"
-        return f"it is written for XLA's foreign function interface {written}, and this is {'.'.join(version)}"
-    return None
-
-
-def _host_unit() -> VectorUnit:
-    unit = vector_unit()
-    if unit is None:
-        raise NotImplementedError(f"weights cannot be cut into panels: {why_not()}.")
-    return unit
-
-
-@functools.cache
-def _register(unit: VectorUnit) -> str:
-    """Compiles the kernel and makes it known to XLA, once in a process; returns the name that it has there."""
-    name = f"jaxspec_panels_{unit.lanes}x{unit.panel_vectors}{'_fma' if unit.has_fma else ''}"
-    library = Library(product_source(unit, name))
-    wrap = ctypes.pythonapi.PyCapsule_New
-    wrap.restype, wrap.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    jax.ffi.register_ffi_target(name, wrap(library.address(name), None, None), platform="cpu")
-    _LIBRARIES.append(library)
-    return name

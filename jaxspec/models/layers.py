@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxspec.attention import TokenBlock
+from jaxspec.attention import Block, TokenBlock
+from jaxspec.cpu.attend import attends
 from jaxspec.kv_cache import PagedKV
 from jaxspec.models.config import ModelConfig, RopeConfig
-from jaxspec.models.weights import Matrix, multiply
+from jaxspec.models.weights import Matrix, has_panels, multiply
 
 INIT_STDDEV = 0.02
 
@@ -166,7 +167,11 @@ class Attention(nnx.Module):
         if earlier is not None:
             keys, values = (jnp.concatenate([old, new], axis=1) for old, new in zip(earlier, pending, strict=True))
         pool = None if cache is None else (cache.keys, cache.values)
-        out = block.attend(queries, keys, values, pool, layer, config.head_dim**-0.5)
+        scale = config.head_dim**-0.5
+        if isinstance(block, Block) and has_panels(self.o_proj.weight) and attends(config.head_dim):
+            out = block.attend_on_cpu(queries, keys, values, pool, layer, scale)
+        else:
+            out = block.attend(queries, keys, values, pool, layer, scale)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), pending
 
 

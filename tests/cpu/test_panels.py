@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.cpu import panels
+from jaxspec.cpu import register
 from jaxspec.cpu.host import VectorUnit, vector_unit
-from jaxspec.cpu.panels import Panels, pack, products, why_not
+from jaxspec.cpu.panels import Panels, pack, products
+from jaxspec.cpu.register import why_not
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu" or why_not() is not None, reason=f"needs the CPU's kernel: {why_not()}"
@@ -103,7 +104,7 @@ def test_many_threads_may_call_at_once():
 
 
 def test_an_unknown_interface_is_named(monkeypatch):
-    monkeypatch.setattr(panels.Version, "MAJOR", 7)
+    monkeypatch.setattr(register.Version, "MAJOR", 7)
     assert "foreign function interface 7.3, and this is 0." in str(why_not())
 
 
@@ -119,7 +120,7 @@ def test_other_vectors_give_bitwise_rows_and_the_same_sums(name, monkeypatch):
     host = vector_unit()
     assert host is not None
     unit = dataclasses.replace(host, lanes=lanes, num_registers=num_registers, has_fma=has_fma)
-    monkeypatch.setattr(panels, "vector_unit", lambda: unit)
+    monkeypatch.setattr(register, "vector_unit", lambda: unit)
     packed = pack(weight)
     other = jax.jit(lambda x: products(x, [packed])[0])
     found = other(x)

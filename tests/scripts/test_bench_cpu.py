@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import bench_cpu
-from jaxspec.cpu.panels import why_not
+from jaxspec.cpu.register import why_not
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu" or why_not() is not None, reason=f"needs the CPU's kernel: {why_not()}"

@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxspec.tree import unpack_bits
+from jaxspec.cpu.attend import attend
+from jaxspec.tree import pack_bits, unpack_bits
 
 # Finite, because a row that is all -inf becomes NaN under softmax.
 MASKED = -1e30
@@ -83,6 +84,25 @@ class Block(NamedTuple):
         own = block_attention(folded, keys, values, self)
         out = merge(prefix, own).reshape(num_rows, num_kv, num_nodes, group, -1).transpose(0, 2, 1, 3, 4)
         return out.reshape(num_rows, num_nodes, num_heads, -1).astype(queries.dtype)
+
+    def attend_on_cpu(
+        self,
+        queries: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        pool: tuple[jax.Array, jax.Array] | None,
+        layer: int | jax.Array,
+        scale: float,
+    ) -> jax.Array:
+        """The same in float32 by the CPU's kernel, where a draft sees bit for bit what a decoded token sees."""
+        assert pool is not None, "a block has its prefix in pages"
+        ancestors = self.ancestors
+        if ancestors is None:
+            num_nodes, num_keys = queries.shape[1], keys.shape[1]
+            causal = jnp.tril(jnp.ones((num_nodes, num_keys), bool), num_keys - num_nodes)
+            ancestors = jnp.broadcast_to(pack_bits(causal), (queries.shape[0], num_nodes, -(-num_keys // 32)))
+        how = {"table": self.table, "prefix_len": self.prefix_len, "visible": ancestors}
+        return attend(queries * scale, keys, values, pool, layer, **how)
 
 
 class Partial(NamedTuple):

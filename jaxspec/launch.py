@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 from jaxspec.config import EngineConfig, SpecConfig
+from jaxspec.cpu.register import why_not
 from jaxspec.device import (
     check_pool_fits,
     default_dtype,
     default_pool_tokens,
     default_scan_layers,
     keep_compiled_programs,
+    on_cpu,
 )
 from jaxspec.draft import DRAFTS
 from jaxspec.draft.base import DraftMethod, DraftSettings
@@ -32,6 +34,7 @@ from jaxspec.step import Params, Program
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.tree_shape import TreeShape as Numbers
 from jaxspec.turns import DeferredInterrupt
+from jaxspec.weight_layout import PANELS, CpuKernels
 
 # Tokens in a page. On the CPU 64 to 128 is flat, 16 costs 40 % and 1 doubles the attention of a round.
 PAGE_SIZE = 64
@@ -171,18 +174,24 @@ def _resolve(
         max_total_tokens_default=pool_tokens,
         dtype_default=dtype,
         scan_layers_default=default_scan_layers(),
+        cpu_kernels=CpuKernels(why_not()) if on_cpu() else None,
         compilation_cache_dir=cache_dir,
     )
 
 
 def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: Drafts) -> tuple[Program, Params]:
-    network, leaves = target.load(dtype=plan.dtype, scan_layers=plan.scan_layers)
+    how: dict[str, Any] = {
+        "dtype": plan.dtype,
+        "scan_layers": plan.scan_layers,
+        "as_panels": plan.weight_layout == PANELS,
+    }
+    network, leaves = target.load(**how)
     vocab_size = network.config.vocab_size
 
     def make(algorithm: str, shape: TreeShape, source: DraftSource | None) -> tuple[DraftMethod, tuple[Any, ...]]:
         own, weights = None, ()
         if source is not None:
-            own, weights = source.load((network, leaves), dtype=plan.dtype, scan_layers=plan.scan_layers)
+            own, weights = source.load((network, leaves), **how)
         wanted = DraftSettings(shape, plan.shared_noise, plan.ngram_min_match, plan.ngram_max_match)
         return DRAFTS[algorithm](wanted, own, vocab_size), weights
 

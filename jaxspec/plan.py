@@ -96,6 +96,7 @@ class SpecPlan:
         decode_row_buckets: batch sizes that decoding is compiled for, ascending.
         prefill_chunk_buckets: chunk lengths that prefill is compiled for, ascending.
         scan_layers: whether equal layers are stacked and scanned over.
+        weight_layout: "plain" arrays, or "panels" for the CPU's kernel.
         notes: what was filled in, replaced or found worth saying, in the order it was decided.
     """
 
@@ -124,6 +125,7 @@ class SpecPlan:
     dtype: str
     attention_backend: str
     scan_layers: bool
+    weight_layout: str = "plain"
     notes: tuple[Note, ...] = ()
 
     @property

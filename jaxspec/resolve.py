@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.draft_choice import KNOWN_ALGORITHMS, check_topk, choose_algorithm, inspect_draft
+from jaxspec.environment import is_on
 from jaxspec.merge_choice import MERGED_NAMES, Merge, choose_merge, merged_shape, second_method
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
 from jaxspec.sizes import choose_sizes
 from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, check_steps, fill_shape, paths_of
+from jaxspec.weight_layout import CpuKernels, choose_weight_layout
 
 __all__ = ["KNOWN_ALGORITHMS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
 
@@ -39,6 +41,7 @@ class _Given:
     max_total_tokens_default: int
     dtype_default: str
     scan_layers_default: bool
+    cpu_kernels: CpuKernels | None
     compilation_cache_dir: str | None
     notes: list[Note] = dataclasses.field(default_factory=list)
 
@@ -64,6 +67,7 @@ def resolve(
     max_total_tokens_default: int,
     dtype_default: str = "float32",
     scan_layers_default: bool = False,
+    cpu_kernels: CpuKernels | None = None,
     compilation_cache_dir: str | None = None,
 ) -> SpecPlan:
     """Returns the plan and its notes; reads nothing but its arguments.
@@ -75,6 +79,7 @@ def resolve(
         available: the algorithms of this version, as users name them ("NEXTN" where a target's own head runs).
         merge_draft: the draft checkpoint of the method that is merged in.
         page_size_default, ..., scan_layers_default: what a value that `engine` leaves open means on this device.
+        cpu_kernels: what there is for weights on the CPU; None on other devices.
         compilation_cache_dir: the folder that compiled programs are kept in, None where they are not.
 
     Raises:
@@ -92,6 +97,7 @@ def resolve(
         max_total_tokens_default=max_total_tokens_default,
         dtype_default=dtype_default,
         scan_layers_default=scan_layers_default,
+        cpu_kernels=cpu_kernels,
         compilation_cache_dir=compilation_cache_dir,
     )
     return _resolve(given)
@@ -154,12 +160,7 @@ def _resolve(given: _Given) -> SpecPlan:
 
 def allows_v2(env: Mapping[str, str]) -> bool:
     """Reads the variable that rules out v2 under speculation; unset and empty allow it."""
-    text = env.get(SPEC_V2_VARIABLE, "").strip().lower()
-    if text in ("", "1", "true", "yes", "on"):
-        return True
-    if text in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(f"{SPEC_V2_VARIABLE}={env[SPEC_V2_VARIABLE]!r} is neither yes nor no; set 1 for v2 or 0 for v1.")
+    return is_on(env, SPEC_V2_VARIABLE, "set 1 for v2 or 0 for v1")
 
 
 def _check_dp_attention(given: _Given) -> None:
@@ -176,6 +177,7 @@ class _DeviceChoices(NamedTuple):
     dtype: str
     attention_backend: str
     scan_layers: bool
+    weight_layout: str
 
 
 def _device_choices(given: _Given) -> _DeviceChoices:
@@ -193,7 +195,8 @@ def _device_choices(given: _Given) -> _DeviceChoices:
     if engine.compilation_cache_dir == "auto" and given.compilation_cache_dir is not None:
         why = "compiled programs are kept there for the next start; set compilation_cache_dir, or None to keep none"
         given.note("compilation_cache_dir", "auto", given.compilation_cache_dir, why)
-    return _DeviceChoices(dtype, backend, scan_layers)
+    layout = choose_weight_layout(given.env, dtype, given.cpu_kernels, given.notes)
+    return _DeviceChoices(dtype, backend, scan_layers, layout)
 
 
 def _shape(given: _Given, spec: SpecConfig, algorithm: str, max_model_len: int) -> TreeShape:

@@ -6,6 +6,8 @@ batch or a preemption, and a draft that uses the same noise is accepted about as
 (drafter-invariant speculative decoding, arXiv 2408.07978).
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -62,8 +64,16 @@ def mask_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
     return jnp.where((min_p > 0) & too_small, NEG_INF, logits)
 
 
-def ban_stops(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
-    """Makes stop tokens impossible at absolute positions [B, N] below each row's `min_len`."""
+def ban_stops(
+    logits: jax.Array,
+    positions: jax.Array,
+    sampling: Sampling,
+    then: Callable[[jax.Array], jax.Array] = lambda logits: logits,
+) -> jax.Array:
+    """Makes stop tokens impossible at absolute positions [B, N] below each row's `min_len`.
+
+    `then` is applied to the outcome, within the branches: what leaves a branch is copied there.
+    """
     banned = positions < sampling.min_len[:, None]
 
     def ban(logits: jax.Array) -> jax.Array:
@@ -72,9 +82,9 @@ def ban_stops(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> ja
         ids = sampling.stop_ids[:, None, :]
         # Out of range is dropped; a -1 that fills the list would wrap to the last token.
         ids = jnp.where(banned[..., None] & (ids >= 0), ids, logits.shape[-1])
-        return logits.at[rows, nodes, ids].set(NEG_INF, mode="drop")
+        return then(logits.at[rows, nodes, ids].set(NEG_INF, mode="drop"))
 
-    return jax.lax.cond(jnp.any(banned), ban, lambda logits: logits, logits)
+    return jax.lax.cond(jnp.any(banned), ban, then, logits)
 
 
 def perturb(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
@@ -105,9 +115,33 @@ def perturb(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.
     return jax.lax.cond(jnp.any(sampled), with_noise, lambda logits: logits, logits)
 
 
+def best_token(scores: jax.Array) -> jax.Array:
+    """The first of the largest scores: int32 [...] from float32 [..., V]."""
+
+    def two_passes(scores: jax.Array) -> jax.Array:
+        # XLA's CPU programs reduce one value at a time where an index goes along (ten times as long), and a maximum
+        # and a minimum with vectors. No score equals a maximum that is NaN: the last token stands for it.
+        is_best = scores == jnp.max(scores, axis=-1, keepdims=True)
+        last = scores.shape[-1] - 1
+        return jnp.min(jnp.where(is_best, jnp.arange(last + 1, dtype=jnp.int32), last), axis=-1)
+
+    def one_pass(scores: jax.Array) -> jax.Array:
+        return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+
+    return jax.lax.platform_dependent(scores, cpu=two_passes, default=one_pass)
+
+
 def draw(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
     """Draws one token per node: int32 [B, N] from logits [B, N, V], see `perturb`."""
-    return jnp.argmax(perturb(logits, positions, sampling), axis=-1).astype(jnp.int32)
+
+    def from_scores(logits: jax.Array) -> jax.Array:
+        return best_token(perturb(logits, positions, sampling))
+
+    def greedy(logits: jax.Array) -> jax.Array:
+        return ban_stops(logits, positions, sampling, best_token)
+
+    # The scores of greedy rows are their logits; that no branch returns scores saves two copies of them.
+    return jax.lax.cond(jnp.any(sampling.temperature > 0), from_scores, greedy, logits)
 
 
 def token_logprobs(

@@ -5,6 +5,7 @@ import pytest
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.plan import DraftInfo, Note, SpecPlan, TargetInfo
 from jaxspec.resolve import resolve
+from jaxspec.weight_layout import CpuKernels
 
 ALL = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 V1 = EngineConfig(disable_overlap_schedule=True)
@@ -40,6 +41,7 @@ def plan_of(
     page_size_default: int = 16,
     max_total_tokens_default: int = 65536,
     scan_layers_default: bool = False,
+    cpu_kernels: CpuKernels | None = None,
     compilation_cache_dir: str | None = "cache",
     **spec,
 ) -> SpecPlan:
@@ -58,6 +60,7 @@ def plan_of(
         page_size_default=page_size_default,
         max_total_tokens_default=max_total_tokens_default,
         scan_layers_default=scan_layers_default,
+        cpu_kernels=cpu_kernels,
         compilation_cache_dir=compilation_cache_dir,
     )
 

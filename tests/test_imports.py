@@ -15,7 +15,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ARRAYS = ("jax", "jaxlib", "flax", "optax", "orbax", "tensorstore")
 # The engine and what launches it see both sides, and loading reads files into arrays for them.
 BOTH_SIDES = ("engine", "launch", "loading", "training")
-PLAIN = ("models.config", "draft.shape")
+PLAIN = (
+    "models.config",
+    "draft.shape",
+    # Host-side text of machine code.
+    *(
+        f"cpu.{name}"
+        for name in ("attention", "call_frame", "exponential", "host", "job", "microkernel", "product", "words")
+    ),
+)
 MAY_LOAD = ("engine", "launch", "llm", "loading", "tokenizer", "training")
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")

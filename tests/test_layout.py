@@ -12,7 +12,7 @@ import jaxspec
 PACKAGE = Path(jaxspec.__file__).parent
 
 DEVICE_FILES = {"device", "runner", "step", "verify", "sampling", "state", "tree", "kv_cache", "attention"}
-DEVICE_FOLDERS = {"draft", "models", "pallas"}
+DEVICE_FOLDERS = {"cpu", "draft", "models", "pallas"}
 # Sees both sides, or reads files into arrays.
 FREE = {"__init__", "engine", "launch", "loading", "training"}
 # Plain Python inside a device folder: what a model is, which host files need to know too.

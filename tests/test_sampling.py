@@ -7,7 +7,7 @@ import pytest
 from jax.scipy.stats import chi2
 
 from jaxspec.checks import MAX_INT32
-from jaxspec.sampling import ban_stops, draw, gumbel_noise, mask_logits, token_logprobs
+from jaxspec.sampling import ban_stops, best_token, draw, gumbel_noise, mask_logits, token_logprobs
 from jaxspec.sampling_params import MAX_TEMPERATURE, MIN_TEMPERATURE
 from jaxspec.state import Sampling
 
@@ -259,3 +259,16 @@ def test_logprobs_that_nobody_wants_are_zeros():
     logits = jnp.asarray(np.random.default_rng(8).standard_normal((1, 2, 6)), jnp.float32)
     for leaf in token_logprobs(logits, jnp.ones((1, 2), jnp.int32), 3, jnp.array(False)):
         np.testing.assert_array_equal(leaf, 0)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_best_token_is_the_first_of_the_largest(ties):
+    scores = np.random.default_rng(0).normal(size=(3, 2, 501)).astype(np.float32)
+    if ties:
+        scores = np.round(scores)
+        scores[0, 0], scores[1, 0, :400] = -np.inf, -np.inf
+    np.testing.assert_array_equal(best_token(jnp.asarray(scores)), np.argmax(scores, axis=-1))
+
+
+def test_a_score_that_is_not_a_number_names_a_token_all_the_same():
+    assert 0 <= int(best_token(jnp.array([0.0, jnp.nan, 1.0]))) < 3

@@ -1,5 +1,7 @@
 """Tiny models with random weights, and engines over them, for tests that need no checkpoint."""
 
+import dataclasses
+import os
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -10,21 +12,27 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.config import EngineConfig, SamplingParams
+from jaxspec.cpu.register import why_not
+from jaxspec.device import on_cpu
 from jaxspec.draft.base import DraftMethod
+from jaxspec.draft.merged import Merged
 from jaxspec.draft.plain import Plain
 from jaxspec.draft.shape import TreeShape
 from jaxspec.engine import Engine
 from jaxspec.models import Decoder, ModelConfig
 from jaxspec.models.heads import Head, HeadConfig
 from jaxspec.models.network import Network
+from jaxspec.models.weights import pack_weights
 from jaxspec.plan import SpecPlan
 from jaxspec.request import Request, RequestRules, make_requests
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.sizes import choose_sizes
 from jaxspec.step import Params, Program
+from jaxspec.weight_layout import PANELS, CpuKernels, choose_weight_layout
 from tests.plans import target_info
 
 VOCAB = 64
+HAS_PANELS = choose_weight_layout(os.environ, "float32", CpuKernels(why_not()) if on_cpu() else None, []) == PANELS
 
 
 def tiny_config(**changes) -> ModelConfig:
@@ -91,6 +99,28 @@ def tiny_head(
     return Network(config, Head, graphdef, treedef), tuple(map(randomise, leaves))
 
 
+def as_loaded(network: Network, leaves: tuple[jax.Array, ...]) -> tuple[Network, tuple[jax.Array, ...]]:
+    """A model as `launch` would have it on this device: on the CPU with panels, unless the environment says no."""
+    if not HAS_PANELS:
+        return network, leaves
+    state = dict(nnx.to_flat_state(jax.tree.unflatten(network.treedef, leaves)))
+    pack_weights(state)
+    packed, treedef = jax.tree.flatten(nnx.from_flat_state(list(state.items())))
+    return dataclasses.replace(network, treedef=treedef), tuple(packed)
+
+
+def draft_as_loaded(method: Any, leaves: tuple[Any, ...]) -> tuple[DraftMethod, tuple[Any, ...]]:
+    """The same for a draft method and its weights."""
+    if isinstance(method, Merged):
+        parts = [draft_as_loaded(*part) for part in zip(method.methods, leaves, strict=True)]
+        methods, leaves = zip(*parts)
+        return dataclasses.replace(method, methods=methods), leaves
+    if not hasattr(method, "network"):
+        return method, leaves
+    network, leaves = as_loaded(method.network, leaves)
+    return dataclasses.replace(method, network=network), leaves
+
+
 def chain(num_steps: int) -> TreeShape:
     """The tree of one branch."""
     return TreeShape(num_steps, 1, num_steps + 1)
@@ -114,8 +144,9 @@ def make_runner(
     num_top_logprobs: int = 4,
 ) -> Runner:
     """The device side over tiny models; `method` None is plain decoding."""
-    network, leaves = target
-    program = Program(network, Plain() if method is None else method, rounds_per_dispatch, num_top_logprobs)
+    network, leaves = as_loaded(*target)
+    method, draft_leaves = draft_as_loaded(Plain() if method is None else method, draft_leaves)
+    program = Program(network, method, rounds_per_dispatch, num_top_logprobs)
     shape = RunnerShape(num_rows, max_model_len, 8, num_pages, page_size, jnp.dtype("float32"))
     return Runner(program, Params(leaves, draft_leaves), shape)
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.draft.shape import TreeShape
+from jaxspec.sampling import best_token
 from jaxspec.tree import DraftTree, pack_bits
 
 
@@ -49,7 +50,7 @@ def best_children(scores: jax.Array, shape: TreeShape) -> Children:
     """The best `shape.topk` of scores float32 [..., V] (from `sampling.perturb`)."""
     topk = shape.topk
     if not shape.is_scored:
-        tokens = jnp.argmax(scores, axis=-1)[..., None].astype(jnp.int32)
+        tokens = best_token(scores)[..., None]
         return Children(tokens, jnp.zeros(tokens.shape, jnp.float32))
     best, tokens = jax.lax.top_k(scores, topk)
     total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)

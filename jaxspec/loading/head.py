@@ -10,6 +10,7 @@ import numpy.typing as npt
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
+from jaxspec.cpu.panels import Panels
 from jaxspec.loading.checkpoint import Checkpoint
 from jaxspec.loading.head_config import is_speculators, read_head_config
 from jaxspec.loading.head_vocab import read_target_ids
@@ -69,6 +70,7 @@ def load_head(
     *,
     dtype: npt.DTypeLike,
     device: SingleDeviceSharding | None = None,
+    as_panels: bool = False,
 ) -> tuple[Network, tuple[jax.Array, ...]]:
     """Loads a head's weights. What it shares with the target are the target's own arrays.
 
@@ -77,6 +79,7 @@ def load_head(
         target: the model that it drafts for, and `target_leaves` its weights.
         dtype: of every weight: float32, bfloat16 or float16.
         device: where the leaves go, as a sharding; the default device if None.
+        as_panels: weights that are multiplied become panels, as the target's are.
 
     Raises:
         ValueError: tensors are missing, not expected or of another shape; the error lists their names.
@@ -84,7 +87,7 @@ def load_head(
     config = file.config
     layer = "midlayer" if _has_layer(file.stored, "midlayer") else "layers.0"
     places = Head.tensor_map(config, layer)
-    given: dict[LeafPath, jax.Array] = {}
+    given: dict[LeafPath, jax.Array | Panels] = {}
     for name in ("embed_tokens", "lm_head"):
         if f"{name}.weight" in places and f"{name}.weight" not in file.stored:
             given[places.pop(f"{name}.weight").path] = _of_target(target, target_leaves, name)
@@ -98,11 +101,12 @@ def load_head(
         ignored=("*.rotary_emb.inv_freq", *(file.stored[name] for name in _MAPS if name in file.stored)),
         given=given,
         device=device,
+        as_panels=as_panels,
     )
     return Network(config, Head, filled.graphdef, filled.treedef), filled.leaves
 
 
-def _of_target(target: Network, leaves: tuple[jax.Array, ...], name: str) -> jax.Array:
+def _of_target(target: Network, leaves: tuple[jax.Array, ...], name: str) -> jax.Array | Panels:
     """The target's array; a tied target has one for both."""
     state = dict(nnx.to_flat_state(jax.tree.unflatten(target.treedef, leaves)))
     return state[(name,) if (name,) in state else ("embed_tokens",)].get_value()

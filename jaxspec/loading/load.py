@@ -13,9 +13,11 @@ import numpy.typing as npt
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
+from jaxspec.cpu.panels import Panels
 from jaxspec.loading.checkpoint import Checkpoint
 from jaxspec.models import MODELS, ModelConfig
 from jaxspec.models.decoder import Source
+from jaxspec.models.weights import pack_weights
 
 _MODEL_DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 _STORED_DTYPES = (*_MODEL_DTYPES, np.dtype(np.float64))
@@ -43,7 +45,12 @@ class FilledModule(NamedTuple):
 
 
 def load_model(
-    checkpoint: Checkpoint, *, dtype: npt.DTypeLike, scan_layers: bool, device: SingleDeviceSharding | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: npt.DTypeLike,
+    scan_layers: bool,
+    device: SingleDeviceSharding | None = None,
+    as_panels: bool = False,
 ) -> LoadedModel:
     """Fills a model's weights from a checkpoint.
 
@@ -55,6 +62,7 @@ def load_model(
         dtype: of every weight: float32, bfloat16 or float16.
         scan_layers: equal layers are stacked, see `Decoder`.
         device: where the leaves go, as a sharding; the default device if None.
+        as_panels: weights that are multiplied become panels for the CPU's kernel.
 
     Raises:
         ValueError: an unsupported model or dtype, quantised weights, or tensors that are missing, not expected or of
@@ -69,6 +77,7 @@ def load_model(
         dtype=dtype,
         ignored=model_class.ignored(config),
         device=device,
+        as_panels=as_panels,
     )
     return LoadedModel(config, *filled)
 
@@ -80,8 +89,9 @@ def fill_module(
     *,
     dtype: npt.DTypeLike,
     ignored: Sequence[str] = (),
-    given: Mapping[LeafPath, jax.Array] | None = None,
+    given: Mapping[LeafPath, jax.Array | Panels] | None = None,
     device: SingleDeviceSharding | None = None,
+    as_panels: bool = False,
 ) -> FilledModule:
     """Fills a module's weights from a checkpoint; see `load_model`.
 
@@ -93,6 +103,7 @@ def fill_module(
         ignored: glob patterns of tensors that are not read.
         given: arrays for leaves that the checkpoint does not fill; they are taken as they are.
         device: where the leaves go, as a sharding; the default device if None.
+        as_panels: weights that are multiplied become panels for the CPU's kernel.
 
     Raises:
         ValueError: an unsupported dtype, quantised weights, or tensors that do not fit; the error lists their names.
@@ -105,8 +116,10 @@ def fill_module(
     targets = dict(nnx.to_flat_state(state))
     _check_tensors(checkpoint, sources, targets, ignored)
     filled = {**_fill(checkpoint, sources, targets, device), **(given or {})}
-    state = nnx.from_flat_state([(path, leaf.replace(filled[path])) for path, leaf in targets.items()])
-    leaves, treedef = jax.tree.flatten(state)
+    weights = {path: leaf.replace(filled.pop(path)) for path, leaf in targets.items()}
+    if as_panels:
+        pack_weights(weights)
+    leaves, treedef = jax.tree.flatten(nnx.from_flat_state(list(weights.items())))
     return FilledModule(graphdef, treedef, tuple(leaves))
 
 

@@ -16,6 +16,7 @@ from jaxspec.attention import Block, TokenBlock
 from jaxspec.kv_cache import Accepted, PagedKV
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.layers import MLP, Attention, RMSNorm, init_weight, rotary_angles
+from jaxspec.models.weights import Matrix, Table, dtype_of, look_up, multiply
 
 Pending = tuple[jax.Array, jax.Array]
 
@@ -75,11 +76,11 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, scan_layers: bool, rngs: nnx.Rngs | None):
         size = (config.vocab_size, config.hidden_size)
-        self.embed_tokens = init_weight(rngs, size, dtype)
+        self.embed_tokens = init_weight(rngs, size, dtype, Table if config.tie_embeddings else nnx.Param)
         sizes = [config.num_layers] if scan_layers else [1] * config.num_layers
         self.segments = nnx.List([Segment(config, n, scan=scan_layers, dtype=dtype, rngs=rngs) for n in sizes])
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
-        self.lm_head = None if config.tie_embeddings else init_weight(rngs, size[::-1], dtype)
+        self.lm_head = None if config.tie_embeddings else init_weight(rngs, size[::-1], dtype, Matrix)
         self.config = config
         self.scan_layers = scan_layers
 
@@ -94,7 +95,7 @@ class Decoder(nnx.Module):
         """Room for the pending rows of `num_nodes` uncommitted nodes, to be passed as `earlier`."""
         config = self.config
         shape = (config.num_layers, num_rows, num_nodes, config.num_kv_heads, config.head_dim)
-        dtype = self.embed_tokens[...].dtype
+        dtype = dtype_of(self.embed_tokens)
         return ((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)),)
 
     def extend(
@@ -117,7 +118,7 @@ class Decoder(nnx.Module):
         """
         (cache,) = caches
         before = None if earlier is None else earlier[0]
-        x = self.embed_tokens[...][jnp.maximum(tokens, 0)]
+        x = look_up(self.embed_tokens, jnp.maximum(tokens, 0))
         angles = rotary_angles(self.config.rope, self.config.head_dim, block.positions)
         run = self._scan if self.scan_layers else self._unroll
         x, outputs, pending = run(x, angles, block, cache, before, any(isinstance(name, int) for name in capture))
@@ -157,12 +158,8 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Final norm and head: [..., E] -> float32 [..., V]."""
-        normed = self.norm(hidden)
-        if self.lm_head is None:
-            table = self.embed_tokens[...]
-            contract = (((normed.ndim - 1,), (1,)), ((), ()))
-            return jax.lax.dot_general(normed, table, contract, preferred_element_type=jnp.float32)
-        return jnp.matmul(normed, self.lm_head[...], preferred_element_type=jnp.float32)
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        return multiply(self.norm(hidden), head, dtype=jnp.dtype(jnp.float32))[0]
 
     @classmethod
     def tensor_map(cls, config: ModelConfig, scan_layers: bool) -> dict[str, Source]:

@@ -16,6 +16,7 @@ from jaxspec.kv_cache import Accepted, PagedKV
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.decoder import Pending, Source, layer_tensors
 from jaxspec.models.layers import MLP, Attention, Linear, RMSNorm, init_weight, rotary_angles
+from jaxspec.models.weights import Matrix, Table, dtype_of, look_up, multiply
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,12 +93,15 @@ class Head(nnx.Module):
         features = len(config.capture) * config.target_hidden
         size_in = features if config.fused else features + config.target_embed
         self.config = config
-        self.embed_tokens = init_weight(rngs, (layer.vocab_size, config.target_embed), dtype)
-        size = (hidden, config.draft_vocab)
-        if config.lm_head == "embedding":
-            self.lm_head = self.embed_tokens  # one leaf for both
+        is_shared = config.lm_head == "embedding"  # one leaf for both
+        table = (layer.vocab_size, config.target_embed)
+        self.embed_tokens = init_weight(rngs, table, dtype, Table if is_shared else nnx.Param)
+        if is_shared:
+            self.lm_head = self.embed_tokens
+        elif config.lm_head == "matrix":
+            self.lm_head = init_weight(rngs, (hidden, config.draft_vocab), dtype, Matrix)
         else:
-            self.lm_head = init_weight(rngs, size if config.lm_head == "matrix" else size[::-1], dtype)
+            self.lm_head = init_weight(rngs, (config.draft_vocab, hidden), dtype, Table)
         self.fc = Linear(size_in, hidden, bias=config.fc_bias, lead=(), dtype=dtype, rngs=rngs)
         self.layer = _Layer(config, dtype=dtype, rngs=rngs)
         self.norm = RMSNorm(hidden, **norm) if config.fused else None
@@ -139,7 +143,7 @@ class Head(nnx.Module):
         """Room for the pending rows of `num_nodes` uncommitted nodes."""
         layer = self.config.layer
         shape = (1, num_rows, num_nodes, layer.num_kv_heads, layer.head_dim)
-        dtype = self.fc.weight[...].dtype
+        dtype = dtype_of(self.fc.weight)
         return ((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)),)
 
     def fuse(self, features: tuple[jax.Array, ...]) -> jax.Array:
@@ -162,7 +166,7 @@ class Head(nnx.Module):
     ) -> HeadOutput:
         """Runs pairs: hidden [B, N, E] (from `fuse`, or the head's own) and the tokens int32 [B, N] after them."""
         config, layer = self.config, self.layer
-        embedded = self.embed_tokens[...][jnp.maximum(tokens, 0)]
+        embedded = look_up(self.embed_tokens, jnp.maximum(tokens, 0))
         if config.fused and layer.input_layernorm is not None and layer.hidden_norm is not None:
             normed = layer.hidden_norm(hidden)
             inputs = jnp.concatenate([layer.input_layernorm(embedded), normed], axis=-1)
@@ -180,9 +184,7 @@ class Head(nnx.Module):
 
     def own_logits(self, state: jax.Array) -> jax.Array:
         """Over the head's own vocabulary: float32 [..., draft_vocab]."""
-        axis = 0 if self.config.lm_head == "matrix" else 1
-        contract = (((state.ndim - 1,), (axis,)), ((), ()))
-        return jax.lax.dot_general(state, self.lm_head[...], contract, preferred_element_type=jnp.float32)
+        return multiply(state, self.lm_head, dtype=jnp.dtype(jnp.float32))[0]
 
     def logits(self, state: jax.Array) -> jax.Array:
         """Over the target's vocabulary, -inf where the head has no token: float32 [..., V]."""

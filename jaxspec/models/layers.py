@@ -4,24 +4,31 @@
 """
 
 import math
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxspec.attention import TokenBlock
+from jaxspec.attention import Block, TokenBlock
+from jaxspec.cpu.attend import attends
 from jaxspec.kv_cache import PagedKV
 from jaxspec.models.config import ModelConfig, RopeConfig
+from jaxspec.models.weights import Matrix, has_panels, multiply
 
 INIT_STDDEV = 0.02
 
+Weight = TypeVar("Weight", bound=nnx.Param)
 
-def init_weight(rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: jnp.dtype) -> nnx.Param:
+
+def init_weight(
+    rngs: nnx.Rngs | None, shape: tuple[int, ...], dtype: jnp.dtype, kind: type[Weight] = nnx.Param
+) -> Weight:
     """A random weight; zeros without `rngs`, for a model whose weights come from a checkpoint."""
     if rngs is None:
-        return nnx.Param(jnp.zeros(shape, dtype))
-    return nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * INIT_STDDEV)
+        return kind(jnp.zeros(shape, dtype))
+    return kind(jax.random.normal(rngs.params(), shape, dtype) * INIT_STDDEV)
 
 
 class Linear(nnx.Module):
@@ -30,12 +37,20 @@ class Linear(nnx.Module):
     def __init__(
         self, size_in: int, size_out: int, *, bias: bool, lead: tuple[int, ...], dtype: jnp.dtype, rngs: nnx.Rngs | None
     ):
-        self.weight = init_weight(rngs, (*lead, size_in, size_out), dtype)
+        self.weight = init_weight(rngs, (*lead, size_in, size_out), dtype, Matrix)
         self.bias = nnx.Param(jnp.zeros((*lead, size_out), dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x @ self.weight[...]
+        return self.add_bias(*multiply(x, self.weight))
+
+    def add_bias(self, y: jax.Array) -> jax.Array:
         return y if self.bias is None else y + self.bias[...]
+
+
+def apply_all(x: jax.Array, *layers: Linear) -> tuple[jax.Array, ...]:
+    """What each of several linear layers makes of one x, their weights read in one go."""
+    made = multiply(x, *(layer.weight for layer in layers))
+    return tuple(layer.add_bias(y) for layer, y in zip(layers, made, strict=True))
 
 
 class RMSNorm(nnx.Module):
@@ -143,8 +158,8 @@ class Attention(nnx.Module):
         """
         config = self.config
         heads = (*x.shape[:2], -1, config.head_dim)
-        queries, keys = self.q_proj(x).reshape(heads), self.k_proj(x).reshape(heads)
-        values = self.v_proj(x).reshape(heads)
+        made = apply_all(x, self.q_proj, self.k_proj, self.v_proj)
+        queries, keys, values = (y.reshape(heads) for y in made)
         if self.q_norm is not None and self.k_norm is not None:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         queries, keys = rotate(queries, angles), rotate(keys, angles)
@@ -152,7 +167,11 @@ class Attention(nnx.Module):
         if earlier is not None:
             keys, values = (jnp.concatenate([old, new], axis=1) for old, new in zip(earlier, pending, strict=True))
         pool = None if cache is None else (cache.keys, cache.values)
-        out = block.attend(queries, keys, values, pool, layer, config.head_dim**-0.5)
+        scale = config.head_dim**-0.5
+        if isinstance(block, Block) and has_panels(self.o_proj.weight) and attends(config.head_dim):
+            out = block.attend_on_cpu(queries, keys, values, pool, layer, scale)
+        else:
+            out = block.attend(queries, keys, values, pool, layer, scale)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), pending
 
 
@@ -166,4 +185,5 @@ class MLP(nnx.Module):
         self.down_proj = Linear(inner, outer, bias=bias, lead=lead, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down_proj(nnx.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = apply_all(x, self.gate_proj, self.up_proj)
+        return self.down_proj(nnx.silu(gate) * up)

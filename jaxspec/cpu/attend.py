@@ -1,0 +1,57 @@
+"""Attention over pages and a block by the CPU's kernel."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.cpu.attention import attention_source
+from jaxspec.cpu.host import VectorUnit
+from jaxspec.cpu.register import host_unit, register
+
+FEWEST_LANES = 4
+
+
+def attends(head_dim: int) -> bool:
+    """Whether the kernel is for heads of this size: those that whole vectors fill."""
+    return head_dim % FEWEST_LANES == 0
+
+
+def attend(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    pool: tuple[jax.Array, jax.Array],
+    layer: int | jax.Array,
+    *,
+    table: jax.Array,
+    prefix_len: jax.Array,
+    visible: jax.Array,
+) -> jax.Array:
+    """Softmax attention; a query's result depends on what it sees and on nothing else, bit for bit.
+
+    Args:
+        queries: float32 [B, N, H, D], scaled; H = K x G, query heads of one kv head are neighbours.
+        keys, values: float32 [B, M, K, D], of the block.
+        pool: keys and values of pages, float32 [L, pages, K, page_size, D].
+        layer: which layer of the pool.
+        table: int32 [B, pages of a row]; -1 where there is none.
+        prefix_len: int32 [B], tokens in pages.
+        visible: uint32 [B, N, words], bits of the block's keys that each node sees.
+
+    Returns:
+        float32 [B, N, H, D].
+    """
+    name = register(attention_source, _unit_for(queries.shape[-1]))
+    result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
+    which = jnp.asarray(layer, jnp.int32)
+    return jax.ffi.ffi_call(name, result)(queries, keys, values, *pool, which, table, prefix_len, visible)
+
+
+def _unit_for(head_dim: int) -> VectorUnit:
+    """The host's vectors, or shorter ones that a head fills."""
+    unit = host_unit()
+    lanes = unit.lanes
+    while head_dim % lanes:
+        lanes //= 2
+    return dataclasses.replace(unit, lanes=lanes)

@@ -151,8 +151,11 @@ class Attention(nnx.Module):
         pending = keys, values
         if earlier is not None:
             keys, values = (jnp.concatenate([old, new], axis=1) for old, new in zip(earlier, pending, strict=True))
-        pool = None if cache is None else (cache.keys, cache.values)
-        out = block.attend(queries, keys, values, pool, layer, config.head_dim**-0.5)
+        scale = config.head_dim**-0.5
+        if cache is None:
+            out = block.attend(queries, keys, values, None, layer, scale)
+        else:
+            out = cache.attend(block, queries, keys, values, layer, scale)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), pending
 
 

@@ -82,8 +82,15 @@ def test_earlier_nodes_come_before_the_blocks_own(num_earlier):
 @pytest.mark.parametrize("form", [(40, 0), (40, 4)], ids=["causal", "tree"])
 def test_a_long_block_is_computed_in_parts(form, monkeypatch):
     """Each walks the prefix anew, and the last one is not full."""
-    monkeypatch.setattr(tree_attention_tpu, "MAX_BLOCK_ROWS", 32)
+    monkeypatch.setattr(tree_attention_tpu, "MAX_PROGRAM_ROWS", 32)
     check(Spec(HEADS, (300, 0, 17), *form, page_size=16))
+
+
+@pytest.mark.parametrize("form", [(70, 0), (70, 4)], ids=["causal", "tree"])
+def test_a_long_block_is_fetched_in_steps(form, monkeypatch):
+    """Three of them, and the last one is not full."""
+    monkeypatch.setattr(tree_attention_tpu, "STEP_LEN", 32)
+    check(Spec(HEADS, (50, 0, 32), *form, page_size=16, num_earlier=10 if form[1] else 0))
 
 
 # Smaller than the tree, of its size, within the first step of the walk, and beyond it.

@@ -89,10 +89,14 @@ class PagedKV:
     def commit(self, pending: tuple[jax.Array, ...], block: Block, accepted: Accepted) -> "PagedKV":
         """Writes accepted keys and values (pending leaves [L, B, N, K, D]) behind each row's prefix."""
         if self.backend == "pallas_tpu":
-            from jaxspec.pallas.commit_tpu import commit_rows as write
+            from jaxspec.pallas.commit_tpu import commit_rows
+            from jaxspec.pallas.split import split_commit
+
+            write = split_commit(commit_rows)
         else:
             write = scatter_rows
-        return PagedKV(*write((self.keys, self.values), pending, block, accepted), self.backend)
+        keys, values = write((self.keys, self.values), pending, block, accepted)
+        return PagedKV(keys, values, self.backend)
 
 
 def scatter_rows(

@@ -1,7 +1,7 @@
 """Hand-written kernels, by the backend that they are for.
 
 A kernel has a plain-jnp twin with the same signature, and the named shapes of `jaxspec.pallas.specs`, which its tests
-and benchmarks share.
+and benchmarks share. Kernels are imported where they are asked for: Pallas takes a while to import.
 """
 
 from jaxspec.attention import AttentionKernel, two_part_attention
@@ -11,14 +11,12 @@ TPU_LANES = 128
 
 
 def attention_kernel(backend: str) -> AttentionKernel:
-    """What computes attention over pages: for "xla" two parts that XLA compiles, else a kernel.
-
-    Kernels are imported here, when they are asked for: Pallas takes a while to import.
-    """
+    """What computes attention over pages: for "xla" two parts that XLA compiles, else a kernel."""
     if backend == "pallas_tpu":
+        from jaxspec.pallas.split import split_attention
         from jaxspec.pallas.tree_attention_tpu import tree_attention
 
-        return tree_attention
+        return split_attention(tree_attention)
     assert backend == "xla", backend
     return two_part_attention
 

@@ -215,11 +215,14 @@ def _attend_own(program: Program, part: jax.Array, step: jax.Array, slot: jax.Ar
 def _add(program: Program, slot: jax.Array, visible: jax.Array) -> None:
     """Adds the first keys and values of a slot, as many as `visible` [program_rows, S] is wide, to the sums."""
     scratch, size = program.scratch, visible.shape[1]
+    # Products of narrow numbers are exact as they are, and more passes over them than one are refused.
+    precision = None if scratch.keys.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    product = functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
 
     def add(head: jax.Array, carry: None) -> None:
         queries, keys = program.inputs.queries[0, head], scratch.keys[slot, head, :size]
         values = scratch.values[slot, head, :size]
-        scores = jax.lax.dot_general(queries, keys, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        scores = product(queries, keys, (((1,), (1,)), ((), ())))
         scores = jnp.where(visible, capped(scores, program.scoring.soft_cap), MASKED)
         old = scratch.peak[head]
         peak = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
@@ -227,7 +230,7 @@ def _add(program: Program, slot: jax.Array, visible: jax.Array) -> None:
         shrink = jnp.exp(old - peak)
         scratch.peak[head] = peak
         scratch.mass[head] = scratch.mass[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
-        added = jnp.dot(weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+        added = product(weights.astype(values.dtype), values, (((1,), (0,)), ((), ())))
         scratch.total[head] = scratch.total[head] * shrink + added
 
     jax.lax.fori_loop(0, program.inputs.queries.shape[1], add, None)

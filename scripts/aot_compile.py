@@ -67,7 +67,9 @@ def pass_work(leaves: Any, caches: Any, num_layers: int, tokens: float, length: 
     held = jax.tree.leaves(caches)
     one_token = sum(pool.shape[0] * pool.shape[2] * pool.shape[4] * pool.dtype.itemsize for pool in held)
     weights = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-    multiplied = sum(math.prod(leaf.shape) for leaf in leaves if len(leaf.shape) >= 2)
+    # A norm's weights are no matrix, though stacked over layers they have two axes.
+    matrices = [leaf.shape for leaf in leaves if len(leaf.shape) > 1 and leaf.shape[:-1] != (num_layers,)]
+    multiplied = sum(map(math.prod, matrices))
     width = held[0].shape[4] if held else 0
     attention = 4 * tokens * length * num_layers * heads * width
     return Work(weights, rows * length * one_token, 2 * tokens * multiplied + attention)
@@ -85,7 +87,8 @@ def round_work(made: Round, length: float) -> Work:
     network = getattr(draft, "network", None)
     if network is not None:
         layer = getattr(network.config, "layer", network.config)
-        read = [leaf for leaf in made.params.draft if leaf.shape != (layer.vocab_size, layer.hidden_size)]
+        embedding = None if layer.tie_embeddings else (layer.vocab_size, layer.hidden_size)
+        read = [leaf for leaf in made.params.draft if leaf.shape != embedding]
         for count in [draft.num_steps + 1, *[settings.shape.width] * (draft.num_steps - 1)]:
             caches = made.state.draft.caches
             work += pass_work(read, caches, layer.num_layers, rows * count, length, rows, layer.num_heads)

@@ -9,8 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.attention import Block
+from jaxspec.attention import PLAIN_SCORING, Block, Scoring
+from jaxspec.pallas import attention_kernel, padded_head_dim
 from jaxspec.tree import ancestor_mask, pack_bits
+
+# A factor on the scores that leaves them neither flat nor sharp.
+SCALE = 0.3
+# How far a kernel may be from its twin, by dtype.
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-3}
 
 
 class Heads(NamedTuple):
@@ -79,7 +85,7 @@ class Spec(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Arguments of `Block.attend`, before the scale."""
+    """Arguments of `Block.attend`, but for the scale."""
 
     queries: jax.Array  # [B, N, H, D]
     keys: jax.Array  # [B, M, K, D]
@@ -87,6 +93,20 @@ class Inputs(NamedTuple):
     pool: tuple[jax.Array, jax.Array]  # [2, pages, K, page_size, D] each; layer 0 is NaN
     layer: jax.Array
     block: Block
+
+    def attend(self, backend: str, scoring: Scoring = PLAIN_SCORING, sinks: jax.Array | None = None) -> jax.Array:
+        """What a backend makes of it: [B, N, H, D]; compiled, and the pools in the backend's layout."""
+        kernel, head_dim = attention_kernel(backend), self.keys.shape[3]
+        lanes = [(0, 0)] * 4 + [(0, padded_head_dim(backend, head_dim) - head_dim)]
+        pool = jnp.pad(self.pool[0], lanes), jnp.pad(self.pool[1], lanes)
+
+        @jax.jit
+        def run(inputs: Inputs, sinks: jax.Array | None) -> jax.Array:
+            queries, keys, values, pool, layer, block = inputs
+            how = {"kernel": kernel, "scoring": scoring, "sinks": sinks}
+            return block.attend(queries, keys, values, pool, layer, SCALE, **how)
+
+        return run(self._replace(pool=pool), sinks)
 
 
 MODELS = {

@@ -2,46 +2,27 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxspec.attention import PLAIN_SCORING, Scoring
-from jaxspec.pallas import attention_kernel, padded_head_dim, tree_attention_tpu
-from jaxspec.pallas.specs import Heads, Inputs, Spec
+from jaxspec.attention import Scoring
+from jaxspec.pallas import tree_attention_tpu
+from jaxspec.pallas.specs import TOLERANCE, Heads, Inputs, Spec
 
-SCALE = 0.3
 HEADS = Heads(4, 2, 8)
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-3}
 
 
-def twin(inputs: Inputs, scoring: Scoring = PLAIN_SCORING, sinks: jax.Array | None = None) -> np.ndarray:
-    """What XLA makes of it."""
-    queries, keys, values, pool, layer, block = inputs
-
-    def attend() -> jax.Array:
-        return block.attend(queries, keys, values, pool, layer, SCALE, scoring=scoring, sinks=sinks)
-
-    return np.asarray(jax.jit(attend)(), np.float32)
-
-
-def interpreted(
-    inputs: Inputs, scoring: Scoring = PLAIN_SCORING, sinks: jax.Array | None = None, mode: Any = "on_wait"
-) -> np.ndarray:
-    """What the kernel for TPUs makes of it, over pages in its layout, whose lanes beyond a head are 0."""
-    queries, keys, values, pool, layer, block = inputs
-    head_dim = pool[0].shape[4]
-    lanes = [(0, 0)] * 4 + [(0, padded_head_dim("pallas_tpu", head_dim) - head_dim)]
-    wide = jnp.pad(pool[0], lanes), jnp.pad(pool[1], lanes)
-    kernel = attention_kernel("pallas_tpu")
-
-    def attend() -> jax.Array:
-        return block.attend(queries, keys, values, wide, layer, SCALE, kernel=kernel, scoring=scoring, sinks=sinks)
-
+def interpreted(inputs: Inputs, mode: Any = "on_wait", **how) -> np.ndarray:
+    """What the kernel for TPUs makes of it."""
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan", dma_execution_mode=mode)):
-        return np.asarray(jax.jit(attend)(), np.float32)
+        return np.asarray(inputs.attend("pallas_tpu", **how), np.float32)
+
+
+def twin(inputs: Inputs, **how) -> np.ndarray:
+    """What XLA makes of it."""
+    return np.asarray(inputs.attend("xla", **how), np.float32)
 
 
 def check(spec: Spec, dtype: str = "float32", **how) -> None:

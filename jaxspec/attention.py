@@ -5,6 +5,7 @@ activations and masks by ancestors. Nothing speculative is ever in a page. The p
 until the longest row of the batch is covered, so its cost follows real lengths, not the maximum.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
@@ -41,6 +42,21 @@ class TokenBlock(Protocol):
         ...
 
 
+class Scoring(NamedTuple):
+    """What a layer's softmax has beyond the scores, all of it static.
+
+    Attributes:
+        window: a token sees so many tokens, itself included; None is all.
+        soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
+    """
+
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+PLAIN_SCORING = Scoring()
+
+
 class Block(NamedTuple):
     """New tokens of every row, and what they may attend to.
 
@@ -61,6 +77,10 @@ class Block(NamedTuple):
         pool: tuple[jax.Array, jax.Array] | None,
         layer: int | jax.Array,
         scale: float,
+        *,
+        kernel: "AttentionKernel | None" = None,
+        scoring: Scoring = PLAIN_SCORING,
+        sinks: jax.Array | None = None,
     ) -> jax.Array:
         """Attention of the block over its prefix and itself.
 
@@ -70,6 +90,9 @@ class Block(NamedTuple):
             pool: keys and values, each [L, pages, K, page_size, D].
             layer: which layer of the pool.
             scale: factor on the scores.
+            kernel: what computes it; None is `two_part_attention`.
+            scoring: window and soft cap.
+            sinks: float32 [H], scores of a key that every query sees and that has no value.
 
         Returns:
             [B, N, H, D] in the queries' dtype.
@@ -80,10 +103,58 @@ class Block(NamedTuple):
         group = num_heads // num_kv
         folded = (queries * scale).reshape(num_rows, num_nodes, num_kv, group, -1)
         folded = folded.transpose(0, 2, 1, 3, 4).reshape(num_rows, num_kv, num_nodes * group, -1)
-        prefix = prefix_attention(folded, pool, layer, self)
-        own = block_attention(folded, keys, values, self)
-        out = merge(prefix, own).reshape(num_rows, num_kv, num_nodes, group, -1).transpose(0, 2, 1, 3, 4)
-        return out.reshape(num_rows, num_nodes, num_heads, -1).astype(queries.dtype)
+        if sinks is not None:
+            sinks = jnp.tile(sinks.reshape(num_kv, group), (1, num_nodes))
+        out = (kernel or two_part_attention)(folded, keys, values, pool, layer, self, scoring, sinks)
+        out = out.reshape(num_rows, num_kv, num_nodes, group, -1).transpose(0, 2, 1, 3, 4)
+        return out.reshape(num_rows, num_nodes, num_heads, -1)
+
+
+# A way to compute a block's attention, with the arguments and the result of `two_part_attention`.
+AttentionKernel = Callable[
+    [
+        jax.Array,
+        jax.Array,
+        jax.Array,
+        tuple[jax.Array, jax.Array],
+        int | jax.Array,
+        Block,
+        Scoring,
+        jax.Array | None,
+    ],
+    jax.Array,
+]
+
+
+def two_part_attention(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    pool: tuple[jax.Array, jax.Array],
+    layer: int | jax.Array,
+    block: Block,
+    scoring: Scoring,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    """What XLA compiles on any platform, and what every kernel is compared with.
+
+    Args:
+        queries: [B, K, Q, D], already scaled; Q = nodes x query heads per kv head, the node as the outer index.
+        keys, values: [B, M, K, D]; M = earlier nodes, then the N new ones.
+        pool: keys and values, each [L, pages, K, page_size, D].
+        layer: which layer of the pool.
+        block: table, prefix lengths and ancestors.
+        scoring: window and soft cap.
+        sinks: float32 [K, Q] or None.
+
+    Returns:
+        [B, K, Q, D] in the queries' dtype.
+    """
+    prefix = prefix_attention(queries, pool, layer, block, scoring)
+    if sinks is not None:
+        peak = jnp.broadcast_to(sinks, prefix.peak.shape)
+        prefix = join(prefix, Partial(jnp.zeros_like(prefix.values), peak, jnp.ones_like(peak)))
+    return merge(prefix, block_attention(queries, keys, values, block, scoring)).astype(queries.dtype)
 
     def attend_on_cpu(
         self,
@@ -113,12 +184,31 @@ class Partial(NamedTuple):
     mass: jax.Array  # float32 [B, K, Q], sum of exp(score - peak)
 
 
-def merge(a: Partial, b: Partial) -> jax.Array:
-    """Joins two parts by log-sum-exp and normalises: float32 [B, K, Q, D]."""
+def join(a: Partial, b: Partial) -> Partial:
+    """Two parts as one, by log-sum-exp."""
     peak = jnp.maximum(a.peak, b.peak)
     scale_a, scale_b = jnp.exp(a.peak - peak), jnp.exp(b.peak - peak)
     values = a.values * scale_a[..., None] + b.values * scale_b[..., None]
-    return values / (a.mass * scale_a + b.mass * scale_b)[..., None]
+    return Partial(values, peak, a.mass * scale_a + b.mass * scale_b)
+
+
+def merge(a: Partial, b: Partial) -> jax.Array:
+    """Joins two parts and normalises: float32 [B, K, Q, D]."""
+    both = join(a, b)
+    return both.values / both.mass[..., None]
+
+
+def capped(scores: jax.Array, soft_cap: float | None) -> jax.Array:
+    """Scores within (-soft_cap, soft_cap)."""
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
+
+
+def nearest(visible: jax.Array, window: int | None) -> jax.Array:
+    """The last `window` keys of each query in visible [..., M]: a node's ancestors are in order, root first."""
+    if window is None:
+        return visible
+    behind = jnp.cumsum(visible[..., ::-1], axis=-1)[..., ::-1] - visible
+    return visible & (behind < window)
 
 
 def partial_attention(scores: jax.Array, visible: jax.Array, values: jax.Array) -> Partial:
@@ -131,7 +221,11 @@ def partial_attention(scores: jax.Array, visible: jax.Array, values: jax.Array) 
 
 
 def prefix_attention(
-    queries: jax.Array, pool: tuple[jax.Array, jax.Array], layer: int | jax.Array, block: Block
+    queries: jax.Array,
+    pool: tuple[jax.Array, jax.Array],
+    layer: int | jax.Array,
+    block: Block,
+    scoring: Scoring = PLAIN_SCORING,
 ) -> Partial:
     """Attends to committed pages.
 
@@ -140,12 +234,15 @@ def prefix_attention(
         pool: keys and values, each [L, pages, K, page_size, D].
         layer: which layer of the pool.
         block: its table and prefix lengths; a row of length 0 gets mass 0.
+        scoring: window and soft cap.
     """
     key_pool, value_pool = pool
     page_size = key_pool.shape[3]
     step_pages = max(1, PREFIX_BLOCK // page_size)
     step_len = step_pages * page_size
     num_rows, num_kv, num_queries, _ = queries.shape
+    begin, end = walk_range(block, step_len, scoring.window)
+    positions = jnp.repeat(block.positions, num_queries // block.positions.shape[1], axis=1)[:, None, :, None]
     # dynamic_slice clamps at the end, which would shift the last step: pad to whole steps.
     table = jnp.pad(jnp.maximum(block.table, 0), ((0, 0), (0, -block.table.shape[1] % step_pages)))
 
@@ -155,16 +252,15 @@ def prefix_attention(
 
     def walk(step: jax.Array, carry: Partial) -> Partial:
         pages = jax.lax.dynamic_slice_in_dim(table, step * step_pages, step_pages, axis=1)
-        visible = step * step_len + jnp.arange(step_len) < block.prefix_len[:, None]
+        places = step * step_len + jnp.arange(step_len)
+        visible = places < block.prefix_len[:, None]
         # Pages beyond the length may hold anything, and 0 * NaN is NaN.
         values = jnp.where(visible[:, None, :, None], read(value_pool, pages), 0)
         scores = jnp.einsum("bkqd,bksd->bkqs", queries, read(key_pool, pages), preferred_element_type=jnp.float32)
-        part = partial_attention(scores, visible[:, None, None, :], values)
-        peak = jnp.maximum(carry.peak, part.peak)
-        old, new = jnp.exp(carry.peak - peak), jnp.exp(part.peak - peak)
-        return Partial(
-            carry.values * old[..., None] + part.values * new[..., None], peak, carry.mass * old + part.mass * new
-        )
+        visible = visible[:, None, None, :]
+        if scoring.window is not None:
+            visible &= places > positions - scoring.window
+        return join(carry, partial_attention(capped(scores, scoring.soft_cap), visible, values))
 
     shape = (num_rows, num_kv, num_queries)
     empty = Partial(
@@ -172,17 +268,29 @@ def prefix_attention(
         jnp.full(shape, MASKED, jnp.float32),
         jnp.zeros(shape, jnp.float32),
     )
-    num_steps = (jnp.max(block.prefix_len) + step_len - 1) // step_len
-    return jax.lax.fori_loop(0, num_steps, walk, empty)
+    return jax.lax.fori_loop(jnp.min(begin), jnp.max(end), walk, empty)
 
 
-def block_attention(queries: jax.Array, keys: jax.Array, values: jax.Array, block: Block) -> Partial:
+def walk_range(block: Block, step_len: int, window: int | None) -> tuple[jax.Array, jax.Array]:
+    """First step, and the one behind the last, of each row's walk over its prefix: int32 [B] both."""
+    end = (block.prefix_len + step_len - 1) // step_len
+    if window is None:
+        return jnp.zeros_like(end), end
+    # The row's first node sees furthest back.
+    first = jnp.maximum(jnp.min(block.positions, axis=1) - window + 1, 0)
+    return jnp.minimum(first // step_len, end), end
+
+
+def block_attention(
+    queries: jax.Array, keys: jax.Array, values: jax.Array, block: Block, scoring: Scoring = PLAIN_SCORING
+) -> Partial:
     """Attends to the block's own nodes.
 
     Args:
         queries: [B, K, Q, D], already scaled, Q = N x G with the node as the outer index.
         keys, values: [B, M, K, D]; M = earlier nodes, then the N new ones.
         block: its ancestor bits, or None for causal.
+        scoring: window and soft cap.
     """
     num_nodes, num_keys = block.positions.shape[1], keys.shape[1]
     if block.ancestors is None:
@@ -190,6 +298,6 @@ def block_attention(queries: jax.Array, keys: jax.Array, values: jax.Array, bloc
     else:
         visible = unpack_bits(block.ancestors, num_keys)
     group = queries.shape[2] // num_nodes
-    visible = jnp.repeat(visible, group, axis=1)[:, None]
+    visible = jnp.repeat(nearest(visible, scoring.window), group, axis=1)[:, None]
     scores = jnp.einsum("bkqd,bskd->bkqs", queries, keys, preferred_element_type=jnp.float32)
-    return partial_attention(scores, visible, values.transpose(0, 2, 1, 3))
+    return partial_attention(capped(scores, scoring.soft_cap), visible, values.transpose(0, 2, 1, 3))

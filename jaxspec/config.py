@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LOGPROBS", "MAX_SEED", "EngineConfig", "SamplingParams", "SpecConfig", "check_settings"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTION_BACKENDS = ("auto", "xla")
+ATTENTION_BACKENDS = ("auto", "xla", "pallas_tpu", "pallas_gpu")
 # A lookup compares every length of suffix: each makes the compiled step longer.
 MAX_NGRAM = 64
 ACCEPT_RULES = ("coupled", "rejection", "target_only", "typical")
@@ -54,7 +54,7 @@ class EngineConfig:
         warmup: compile every shape before the first request.
         progress: show progress bars; None is only when stderr is a terminal.
         compilation_cache_dir: where compiled programs are kept; "auto" is the user's cache folder, None keeps none.
-        attention_backend: one of `ATTENTION_BACKENDS`.
+        attention_backend: what attends to the KV cache, of `ATTENTION_BACKENDS`; one that is named runs or is refused.
         scan_layers: stack equal layers and scan over them.
         max_stop_token_ids: most stop ids a request may have, the model's own included.
         max_logprobs: most top log-probabilities a request may ask for.

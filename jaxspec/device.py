@@ -18,9 +18,14 @@ ACCELERATOR_SHARE = 0.85
 _LOGGER = logging.getLogger("jaxspec")
 
 
+def platform() -> str:
+    """What the default device is: "cpu", "gpu" or "tpu"."""
+    return jax.default_backend()
+
+
 def on_cpu() -> bool:
     """Whether the default device is the CPU."""
-    return jax.default_backend() == "cpu"
+    return platform() == "cpu"
 
 
 def default_dtype() -> str:
@@ -33,23 +38,25 @@ def default_scan_layers() -> bool:
     return not on_cpu()
 
 
-def bytes_per_token(models: Sequence[tuple[type[Any], Any]], dtype: str) -> int:
+def bytes_per_token(models: Sequence[tuple[type[Any], Any]], dtype: str, backend: str) -> int:
     """Bytes that one token takes in the caches of all the models, each given as its class and its config."""
     total = 0
+    sizes = {"num_pages": 1, "page_size": 1, "dtype": jnp.dtype(dtype), "backend": backend}
     for kind, config in models:
-        caches = jax.eval_shape(
-            lambda c=config, k=kind: k.init_cache(c, num_pages=1, page_size=1, dtype=jnp.dtype(dtype))
-        )
+        caches = jax.eval_shape(lambda c=config, k=kind: k.init_cache(c, **sizes))
         total += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
     return total
 
 
-def default_pool_tokens(models: Sequence[tuple[type[Any], Any]], dtype: str, weight_bytes: int, most: int) -> int:
+def default_pool_tokens(
+    models: Sequence[tuple[type[Any], Any]], dtype: str, backend: str, weight_bytes: int, most: int
+) -> int:
     """Tokens the KV pools can hold beside the weights.
 
     Args:
         models: class and config of every model that has a cache.
         dtype: of the caches.
+        backend: what attends to them, and sets their layout.
         weight_bytes: of all models.
         most: tokens that could ever be used (rows x context).
 
@@ -60,7 +67,7 @@ def default_pool_tokens(models: Sequence[tuple[type[Any], Any]], dtype: str, wei
     stats = None if on_cpu() else jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         room = int(stats["bytes_limit"] * ACCELERATOR_SHARE) - weight_bytes
-    tokens = room // bytes_per_token(models, dtype)
+    tokens = room // bytes_per_token(models, dtype, backend)
     if tokens < 2:
         raise ValueError(
             f"the weights take {weight_bytes / 2**30:.1f} GiB and leave no room for a KV cache on this device; "
@@ -69,18 +76,19 @@ def default_pool_tokens(models: Sequence[tuple[type[Any], Any]], dtype: str, wei
     return min(tokens, most)
 
 
-def check_pool_fits(models: Sequence[tuple[type[Any], Any]], dtype: str, tokens: int) -> None:
+def check_pool_fits(models: Sequence[tuple[type[Any], Any]], dtype: str, backend: str, tokens: int) -> None:
     """Refuses KV pools that are larger than the memory of this device, weights left aside.
 
     Args:
         models: class and config of every model that has a cache.
         dtype: of the caches.
+        backend: what attends to them, and sets their layout.
         tokens: that the pools hold.
 
     Raises:
         ValueError: the pools do not fit.
     """
-    each, memory = bytes_per_token(models, dtype), _memory_bytes()
+    each, memory = bytes_per_token(models, dtype, backend), _memory_bytes()
     if memory is not None and tokens * each > memory:
         raise ValueError(
             f"max_total_tokens={tokens} needs {tokens * each / 2**30:.1f} GiB for the KV cache, and this device has "

@@ -10,12 +10,14 @@ A kind whose state is not a row per token (a recurrent state, a window) keeps th
 a replay of the accepted path needs.
 """
 
+import dataclasses
 from typing import NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 
-from jaxspec.attention import Block
+from jaxspec.attention import Block, TokenBlock
+from jaxspec.pallas import attention_kernel, padded_head_dim
 
 
 class Accepted(NamedTuple):
@@ -43,35 +45,88 @@ class Cache(Protocol):
         ...
 
 
-class PagedKV(NamedTuple):
-    """Keys and values of equal attention layers, in pages that rows own through a page table."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PagedKV:
+    """Keys and values of equal attention layers, in pages that rows own through a page table.
+
+    `backend` says what reads and writes the pages, and with that their layout: D is the head size, rounded up where the
+    backend takes whole lanes only (the rest stays 0).
+    """
 
     keys: jax.Array  # [L, pages, K, page_size, D]
     values: jax.Array  # [L, pages, K, page_size, D]
+    backend: str = dataclasses.field(default="xla", metadata={"static": True})
 
     @classmethod
     def zeros(
-        cls, num_layers: int, num_pages: int, num_kv_heads: int, page_size: int, head_dim: int, dtype: jnp.dtype
+        cls,
+        num_layers: int,
+        num_pages: int,
+        num_kv_heads: int,
+        page_size: int,
+        head_dim: int,
+        dtype: jnp.dtype,
+        backend: str = "xla",
     ) -> "PagedKV":
-        shape = (num_layers, num_pages, num_kv_heads, page_size, head_dim)
-        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        shape = (num_layers, num_pages, num_kv_heads, page_size, padded_head_dim(backend, head_dim))
+        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), backend)
+
+    def attend(
+        self,
+        block: TokenBlock,
+        queries: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        layer: int | jax.Array,
+        scale: float,
+    ) -> jax.Array:
+        """`Block.attend` over these pages, by the backend's kernel."""
+        assert isinstance(block, Block), "only a block has its prefix in pages"
+        pool, kernel = (self.keys, self.values), attention_kernel(self.backend)
+        return block.attend(queries, keys, values, pool, layer, scale, kernel=kernel)
 
     def commit(self, pending: tuple[jax.Array, ...], block: Block, accepted: Accepted) -> "PagedKV":
         """Writes accepted keys and values (pending leaves [L, B, N, K, D]) behind each row's prefix."""
-        num_pages, page_size = self.keys.shape[1], self.keys.shape[3]
-        offsets = jnp.arange(accepted.path.shape[1])
-        positions = block.prefix_len[:, None] + offsets
-        column = positions // page_size
-        page = jnp.take_along_axis(block.table, column, axis=1, mode="fill", fill_value=-1)
-        kept = (offsets < accepted.count[:, None]) & (page >= 0)
-        # Out of range drops the write; a negative index would wrap to the last page.
-        page = jnp.where(kept, page, num_pages)
-        slot = positions % page_size
+        if self.backend == "pallas_tpu":
+            from jaxspec.pallas.commit_tpu import commit_rows
+            from jaxspec.pallas.split import split_commit
 
-        def write(pool: jax.Array, rows: jax.Array) -> jax.Array:
-            chosen = jnp.take_along_axis(rows, accepted.path[None, :, :, None, None], axis=2)
-            # Two advanced indices around a slice put their axes first: [B, P, L, K, D].
-            return pool.at[:, page, :, slot].set(chosen.transpose(1, 2, 0, 3, 4), mode="drop")
+            write = split_commit(commit_rows)
+        else:
+            write = scatter_rows
+        keys, values = write((self.keys, self.values), pending, block, accepted)
+        return PagedKV(keys, values, self.backend)
 
-        keys, values = pending
-        return PagedKV(write(self.keys, keys), write(self.values, values))
+
+def scatter_rows(
+    pool: tuple[jax.Array, jax.Array], pending: tuple[jax.Array, ...], block: Block, accepted: Accepted
+) -> tuple[jax.Array, jax.Array]:
+    """What XLA compiles on any platform, and what every kernel is compared with.
+
+    Args:
+        pool: keys and values, each [L, pages, K, page_size, D].
+        pending: their rows of the block's nodes, each [L, B, N, K, D].
+        block: table and prefix lengths.
+        accepted: which nodes become the tokens behind each prefix; positions without a page are dropped.
+
+    Returns:
+        The new pools.
+    """
+    num_pages, page_size = pool[0].shape[1], pool[0].shape[3]
+    offsets = jnp.arange(accepted.path.shape[1])
+    positions = block.prefix_len[:, None] + offsets
+    column = positions // page_size
+    page = jnp.take_along_axis(block.table, column, axis=1, mode="fill", fill_value=-1)
+    kept = (offsets < accepted.count[:, None]) & (page >= 0)
+    # Out of range drops the write; a negative index would wrap to the last page.
+    page = jnp.where(kept, page, num_pages)
+    slot = positions % page_size
+
+    def write(pool: jax.Array, rows: jax.Array) -> jax.Array:
+        chosen = jnp.take_along_axis(rows, accepted.path[None, :, :, None, None], axis=2)
+        # Two advanced indices around a slice put their axes first: [B, P, L, K, D].
+        return pool.at[:, page, :, slot].set(chosen.transpose(1, 2, 0, 3, 4), mode="drop")
+
+    keys, values = pending
+    return write(pool[0], keys), write(pool[1], values)

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from tqdm import tqdm
 
+from jaxspec.attention_choice import automatic_backend
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.cpu.register import why_not
 from jaxspec.device import (
@@ -17,7 +18,7 @@ from jaxspec.device import (
     default_pool_tokens,
     default_scan_layers,
     keep_compiled_programs,
-    on_cpu,
+    platform,
 )
 from jaxspec.draft import DRAFTS
 from jaxspec.draft.base import DraftMethod, DraftSettings
@@ -69,7 +70,7 @@ def launch(
         plan = dataclasses.replace(plan, notes=(*plan.notes, *(note for draft in opened for note in draft.notes)))
         plan.log()
         models = [source.model for source in (target, *opened)]
-        check_pool_fits(models, plan.dtype, plan.num_pages * plan.page_size)
+        check_pool_fits(models, plan.dtype, plan.attention_backend, plan.num_pages * plan.page_size)
         program, params = _load(plan, settings, target, drafts)
     dtype = jnp.dtype(plan.dtype)
     shape = RunnerShape(
@@ -79,6 +80,7 @@ def launch(
         num_pages=plan.num_pages,
         page_size=plan.page_size,
         dtype=dtype,
+        attention_backend=plan.attention_backend,
     )
     engine = Engine(make_runner(program, params, shape), plan, settings)
     if settings.warmup:
@@ -148,9 +150,12 @@ def _resolve(
     sources = [source for source in (target, *drafts) if source is not None]
     draft, merge_draft = (None if source is None else source.info for source in drafts)
     most = num_rows(settings) * min(settings.max_model_len or target.config.max_position, target.config.max_position)
+    # What the plan falls back to, if it does, takes no more.
+    backend = automatic_backend(platform()) if settings.attention_backend == "auto" else settings.attention_backend
     pool_tokens = settings.max_total_tokens or default_pool_tokens(
         [source.model for source in sources],
         dtype,
+        backend,
         sum(weight_bytes(source.checkpoint, dtype) for source in sources),
         most,
     )
@@ -169,12 +174,13 @@ def _resolve(
         draft,
         env,
         merge_draft=merge_draft,
+        platform=platform(),
         available=[name for name in DRAFTS if name != "NONE"],
         page_size_default=PAGE_SIZE,
         max_total_tokens_default=pool_tokens,
         dtype_default=dtype,
         scan_layers_default=default_scan_layers(),
-        cpu_kernels=CpuKernels(why_not()) if on_cpu() else None,
+        cpu_kernels=CpuKernels(why_not()) if platform() == "cpu" else None,
         compilation_cache_dir=cache_dir,
     )
 

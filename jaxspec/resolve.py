@@ -9,13 +9,14 @@ import os
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from jaxspec.attention_choice import AttentionNeeds, choose_backend
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.draft_choice import KNOWN_ALGORITHMS, check_topk, choose_algorithm, inspect_draft
 from jaxspec.environment import is_on
 from jaxspec.merge_choice import MERGED_NAMES, Merge, choose_merge, merged_shape, second_method
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
-from jaxspec.sizes import choose_sizes
+from jaxspec.sizes import Sizes, choose_sizes
 from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, check_steps, fill_shape, paths_of
 from jaxspec.weight_layout import CpuKernels, choose_weight_layout
 
@@ -37,6 +38,7 @@ class _Given:
     env: Mapping[str, str]
     available: Collection[str]
     merge_draft: DraftInfo | None
+    platform: str
     page_size_default: int
     max_total_tokens_default: int
     dtype_default: str
@@ -63,6 +65,7 @@ def resolve(
     *,
     available: Collection[str],
     merge_draft: DraftInfo | None = None,
+    platform: str = "cpu",
     page_size_default: int = 64,
     max_total_tokens_default: int,
     dtype_default: str = "float32",
@@ -78,6 +81,7 @@ def resolve(
         env: the environment variables, read once by the caller.
         available: the algorithms of this version, as users name them ("NEXTN" where a target's own head runs).
         merge_draft: the draft checkpoint of the method that is merged in.
+        platform: what this device is, "cpu", "gpu" or "tpu".
         page_size_default, ..., scan_layers_default: what a value that `engine` leaves open means on this device.
         cpu_kernels: what there is for weights on the CPU; None on other devices.
         compilation_cache_dir: the folder that compiled programs are kept in, None where they are not.
@@ -93,6 +97,7 @@ def resolve(
         env=env,
         available=available,
         merge_draft=merge_draft,
+        platform=platform,
         page_size_default=page_size_default,
         max_total_tokens_default=max_total_tokens_default,
         dtype_default=dtype_default,
@@ -114,7 +119,7 @@ def _resolve(given: _Given) -> SpecPlan:
         page_size_default=given.page_size_default,
         max_total_tokens_default=given.max_total_tokens_default,
     )
-    device = _device_choices(given)
+    device = _device_choices(given, sizes)
     settings = given.spec or SpecConfig()
     algorithm, shape, rounds_in_flight = "NONE", PLAIN, 0 if given.engine.disable_overlap_schedule else 1
     merge = Merge()
@@ -180,15 +185,14 @@ class _DeviceChoices(NamedTuple):
     weight_layout: str
 
 
-def _device_choices(given: _Given) -> _DeviceChoices:
+def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
     engine, reason = given.engine, "automatic on this device"
-    dtype, backend, scan_layers = engine.dtype, engine.attention_backend, engine.scan_layers
+    dtype, scan_layers = engine.dtype, engine.scan_layers
     if dtype == "auto":
         dtype = given.dtype_default
         given.note("dtype", "auto", dtype, f"{reason}; set dtype")
-    if backend == "auto":
-        backend = "xla"
-        given.note("attention_backend", "auto", backend, "the one there is in this version; set attention_backend")
+    needs = AttentionNeeds(given.platform, dtype, sizes.page_size, sizes.max_running_requests, sizes.max_model_len)
+    backend = choose_backend(engine.attention_backend, needs, given.notes)
     if scan_layers is None:
         scan_layers = given.scan_layers_default
         given.note("scan_layers", None, scan_layers, f"{reason}; set scan_layers")

@@ -23,6 +23,7 @@ class RunnerShape(NamedTuple):
     num_pages: int
     page_size: int
     dtype: jnp.dtype
+    attention_backend: str = "xla"
 
     @property
     def table_width(self) -> int:
@@ -56,8 +57,11 @@ class Runner:
 
     def _init(self) -> State:
         shape, program = self.shape, self.program
-        caches = program.target.init_cache(num_pages=shape.num_pages, page_size=shape.page_size, dtype=shape.dtype)
-        draft = program.draft.init(CacheShape(shape.num_rows, shape.num_pages, shape.page_size, shape.dtype))
+        pool = CacheShape(shape.num_rows, shape.num_pages, shape.page_size, shape.dtype, shape.attention_backend)
+        caches = program.target.init_cache(
+            num_pages=pool.num_pages, page_size=pool.page_size, dtype=pool.dtype, backend=pool.attention_backend
+        )
+        draft = program.draft.init(pool)
         return State(Rows.zeros(shape.num_rows, shape.max_model_len, shape.num_stop_ids), caches, draft)
 
     @property

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.attention import PREFIX_BLOCK, Block, prefix_attention
+from jaxspec.attention import PLAIN_SCORING, PREFIX_BLOCK, Block, Scoring, prefix_attention
 from jaxspec.tree import ancestor_mask, pack_bits
 
 NUM_LAYERS, LAYER, SCALE = 2, 1, 0.3
 
-jit_attend = jax.jit(Block.attend, static_argnames=("scale",))
+jit_attend = jax.jit(Block.attend, static_argnames=("scale", "scoring"))
 
 
 class Case(NamedTuple):
@@ -43,29 +43,39 @@ class Case(NamedTuple):
                     pool[LAYER, page, :, slot] = rows[row, position]
         return pools, table
 
-    def run(self, *, causal: bool = False, dtype: str = "float32") -> np.ndarray:
+    def run(self, *, causal: bool = False, dtype: str = "float32", scoring=PLAIN_SCORING, sinks=None) -> np.ndarray:
         """`Block.attend` over pages."""
         pools, table = self.paged(np.random.default_rng(1))
-        num_nodes = self.queries.shape[1]
         bits = None if causal else pack_bits(jnp.asarray(self.visible))
-        positions = self.lengths[:, None] + np.arange(num_nodes)
+        positions = self.lengths[:, None] + self.depths
         block = Block(jnp.asarray(positions, jnp.int32), jnp.asarray(self.lengths), jnp.asarray(table), bits)
         arrays = [jnp.asarray(x, dtype) for x in (self.queries, self.keys, self.values)]
         pool = jnp.asarray(pools[0], dtype), jnp.asarray(pools[1], dtype)
-        return np.asarray(jit_attend(block, *arrays, pool, jnp.int32(LAYER), scale=SCALE))
+        how = {"scale": SCALE, "scoring": scoring, "sinks": None if sinks is None else jnp.asarray(sinks)}
+        return np.asarray(jit_attend(block, *arrays, pool, jnp.int32(LAYER), **how))
 
-    def dense(self) -> np.ndarray:
+    @property
+    def depths(self) -> np.ndarray:
+        """[B, N]: how many keys of the block come before each node."""
+        return self.visible.sum(axis=2) - 1
+
+    def dense(self, scoring: Scoring = PLAIN_SCORING, sinks: np.ndarray | None = None) -> np.ndarray:
         """Softmax over everything visible, in float64."""
         num_rows, num_nodes, num_heads, _ = self.queries.shape
         group = num_heads // self.keys.shape[2]
         out = np.zeros((num_rows, num_nodes, num_heads, self.values.shape[-1]))
         for row, node, head in np.ndindex(num_rows, num_nodes, num_heads):
             kv, length, seen = head // group, self.lengths[row], self.visible[row, node]
+            # What a node sees is one path: the prefix, then its ancestors in order.
             keys = np.concatenate([self.prefix[0][row, :length, kv], self.keys[row, seen, kv]]).astype(np.float64)
             values = np.concatenate([self.prefix[1][row, :length, kv], self.values[row, seen, kv]])
+            keys, values = (path[-(scoring.window or len(path)) :] for path in (keys, values))
             scores = keys @ self.queries[row, node, head].astype(np.float64) * SCALE
+            if scoring.soft_cap is not None:
+                scores = scoring.soft_cap * np.tanh(scores / scoring.soft_cap)
             weights = np.exp(scores - scores.max())
-            out[row, node, head] = weights @ values / weights.sum()
+            sink = 0.0 if sinks is None else np.exp(sinks[head] - scores.max())
+            out[row, node, head] = weights @ values / (weights.sum() + sink)
         return out
 
 
@@ -104,8 +114,8 @@ def tree_visible(parents: list[list[int]], num_earlier: int = 0) -> np.ndarray:
     return np.concatenate([earlier, own], axis=2)
 
 
-def check(case: Case, **how) -> None:
-    np.testing.assert_allclose(case.run(**how), case.dense(), rtol=1e-5, atol=2e-6)
+def check(case: Case, *, causal: bool = False, **how) -> None:
+    np.testing.assert_allclose(case.run(causal=causal, **how), case.dense(**how), rtol=1e-5, atol=2e-6)
 
 
 # No token, one, the last of a page, a full page, the first of the next, and more than one step of the walk.
@@ -170,6 +180,27 @@ def test_the_first_token_of_a_long_prefix_is_not_forgotten():
 @pytest.mark.parametrize("spread", [1e-6, 300.0])
 def test_flat_and_sharp_scores_stay_exact(spread):
     check(make_case([0, 3, 300], spread=spread), causal=True)
+
+
+# Smaller than the deepest path, just the path and a little of the prefix, and larger than some prefixes.
+@pytest.mark.parametrize("window", [1, 2, 4, 70])
+def test_a_window_ends_at_the_node_and_counts_along_its_path(window):
+    parents = [[-1, 0, 0, 1, 1, 2], [-1, 0, 1, 2, 3, 4], [-1, 0, 0, 0, 0, 0], [-1, 0, 1, 1, 2, 4]]
+    check(make_case([0, 16, 33, 300], visible=tree_visible(parents)), scoring=Scoring(window=window))
+    check(make_case([0, 63, 64, 300], num_nodes=6), causal=True, scoring=Scoring(window=window))
+
+
+def test_pages_before_every_window_are_not_read():
+    case = make_case([200, 230])
+    expected = case.run(causal=True, scoring=Scoring(window=20))
+    for pool in case.prefix:
+        pool[:, :128] = np.nan
+    np.testing.assert_array_equal(case.run(causal=True, scoring=Scoring(window=20)), expected)
+
+
+def test_soft_caps_and_sinks_change_the_softmax():
+    case = make_case([0, 16, 100], visible=tree_visible([[-1, 0, 0, 1]] * 3), spread=20.0)
+    check(case, scoring=Scoring(soft_cap=3.0), sinks=np.array([-2.0, 0.0, 1.0, 40.0], np.float32))
 
 
 def test_a_row_does_not_depend_on_other_rows_lengths_in_any_bit():

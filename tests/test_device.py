@@ -62,15 +62,15 @@ def test_an_automatic_folder_that_cannot_be_written_is_a_warning(tmp_path, monke
 
 
 def test_a_pool_beyond_the_memory_is_refused_with_what_it_needs(monkeypatch):
-    each = bytes_per_token(MODELS, "float32")
+    each = bytes_per_token(MODELS, "float32", "xla")
     monkeypatch.setattr(device, "_memory_bytes", lambda: 10 * each)
-    check_pool_fits(MODELS, "float32", 10)
+    check_pool_fits(MODELS, "float32", "xla", 10)
     with pytest.raises(
         ValueError, match=r"max_total_tokens=11 needs .* GiB .* this device has .* set it to less than 10"
     ):
-        check_pool_fits(MODELS, "float32", 11)
+        check_pool_fits(MODELS, "float32", "xla", 11)
     monkeypatch.undo()
     with pytest.raises(ValueError, match=r"max_total_tokens=2147483647 needs 512.0 GiB"):
-        check_pool_fits(MODELS, "float32", 2**31 - 1)
+        check_pool_fits(MODELS, "float32", "xla", 2**31 - 1)
     monkeypatch.setattr(device, "_memory_bytes", lambda: None)
-    check_pool_fits(MODELS, "float32", 2**60)
+    check_pool_fits(MODELS, "float32", "xla", 2**60)

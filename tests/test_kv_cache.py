@@ -36,7 +36,7 @@ def random_pending(num_rows: int, num_nodes: int) -> tuple[np.ndarray, np.ndarra
 
 def commit_by_hand(pool: PagedKV, pending, table, prefix_len, path, count) -> list[np.ndarray]:
     """One token at a time, in Python; a position without a page is left out."""
-    pools = [np.array(leaf) for leaf in pool]
+    pools = [np.array(leaf) for leaf in jax.tree.leaves(pool)]
     page_size = pools[0].shape[3]
     for row in range(len(prefix_len)):
         for step in range(count[row]):
@@ -53,8 +53,9 @@ def check_commit(table, prefix_len, path, count, *, page_size: int, num_pages: i
     pool, pending = numbered_pool(num_pages, page_size), random_pending(len(prefix_len), num_nodes)
     block = Block(jnp.zeros((len(prefix_len), num_nodes), jnp.int32), jnp.asarray(prefix_len), jnp.asarray(table))
     result = commit(pool, pending, block, Accepted(jnp.asarray(path), jnp.asarray(count)))
-    for leaf, expected in zip(result, commit_by_hand(pool, pending, table, prefix_len, path, count), strict=True):
-        np.testing.assert_array_equal(leaf, expected)
+    expected = commit_by_hand(pool, pending, table, prefix_len, path, count)
+    for leaf, wanted in zip(jax.tree.leaves(result), expected, strict=True):
+        np.testing.assert_array_equal(leaf, wanted)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 16])

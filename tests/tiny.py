@@ -142,12 +142,14 @@ def make_runner(
     num_pages: int = 64,
     max_model_len: int = 160,
     num_top_logprobs: int = 4,
+    attention_backend: str = "xla",
 ) -> Runner:
     """The device side over tiny models; `method` None is plain decoding."""
     network, leaves = as_loaded(*target)
     method, draft_leaves = draft_as_loaded(Plain() if method is None else method, draft_leaves)
     program = Program(network, method, rounds_per_dispatch, num_top_logprobs)
-    shape = RunnerShape(num_rows, max_model_len, 8, num_pages, page_size, jnp.dtype("float32"))
+    dtype = jnp.dtype("float32")
+    shape = RunnerShape(num_rows, max_model_len, 8, num_pages, page_size, dtype, attention_backend)
     return Runner(program, Params(leaves, draft_leaves), shape)
 
 

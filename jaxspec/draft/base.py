@@ -30,6 +30,7 @@ class CacheShape(NamedTuple):
     num_pages: int
     page_size: int
     dtype: jnp.dtype
+    attention_backend: str = "xla"
 
 
 class Observation(NamedTuple):

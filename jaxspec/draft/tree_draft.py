@@ -29,7 +29,12 @@ class TreeDraft(Shaped):
     shared_noise: bool = dataclasses.field(default=True, kw_only=True)
 
     def empty_caches(self, shape: CacheShape) -> tuple[PagedKV, ...]:
-        return self.network.init_cache(num_pages=shape.num_pages, page_size=shape.page_size, dtype=shape.dtype)
+        return self.network.init_cache(
+            num_pages=shape.num_pages,
+            page_size=shape.page_size,
+            dtype=shape.dtype,
+            backend=shape.attention_backend,
+        )
 
     def no_children(self, num_rows: int) -> Children:
         """First proposals of rows that have observed nothing."""

@@ -86,10 +86,11 @@ class Decoder(nnx.Module):
 
     @classmethod
     def init_cache(
-        cls, config: ModelConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype
+        cls, config: ModelConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype, backend: str = "xla"
     ) -> tuple[PagedKV, ...]:
-        """Empty caches, one per layer kind."""
-        return (PagedKV.zeros(config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim, dtype),)
+        """Empty caches, one per layer kind; `backend` attends to them."""
+        sizes = (config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim)
+        return (PagedKV.zeros(*sizes, dtype, backend),)
 
     def empty_pending(self, num_rows: int, num_nodes: int) -> tuple[Pending, ...]:
         """Room for the pending rows of `num_nodes` uncommitted nodes, to be passed as `earlier`."""

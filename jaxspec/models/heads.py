@@ -134,10 +134,12 @@ class Head(nnx.Module):
         return found
 
     @classmethod
-    def init_cache(cls, config: HeadConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype) -> tuple[PagedKV, ...]:
-        """Empty caches: one layer."""
+    def init_cache(
+        cls, config: HeadConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype, backend: str = "xla"
+    ) -> tuple[PagedKV, ...]:
+        """Empty caches: one layer; `backend` attends to them."""
         layer = config.layer
-        return (PagedKV.zeros(1, num_pages, layer.num_kv_heads, page_size, layer.head_dim, dtype),)
+        return (PagedKV.zeros(1, num_pages, layer.num_kv_heads, page_size, layer.head_dim, dtype, backend),)
 
     def empty_pending(self, num_rows: int, num_nodes: int) -> tuple[Pending, ...]:
         """Room for the pending rows of `num_nodes` uncommitted nodes."""

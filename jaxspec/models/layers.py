@@ -166,12 +166,13 @@ class Attention(nnx.Module):
         pending = keys, values
         if earlier is not None:
             keys, values = (jnp.concatenate([old, new], axis=1) for old, new in zip(earlier, pending, strict=True))
-        pool = None if cache is None else (cache.keys, cache.values)
         scale = config.head_dim**-0.5
-        if isinstance(block, Block) and has_panels(self.o_proj.weight) and attends(config.head_dim):
-            out = block.attend_on_cpu(queries, keys, values, pool, layer, scale)
+        if cache is None:
+            out = block.attend(queries, keys, values, None, layer, scale)
+        elif isinstance(block, Block) and has_panels(self.o_proj.weight) and attends(config.head_dim):
+            out = block.attend_on_cpu(queries, keys, values, (cache.keys, cache.values), layer, scale)
         else:
-            out = block.attend(queries, keys, values, pool, layer, scale)
+            out = cache.attend(block, queries, keys, values, layer, scale)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), pending
 
 

@@ -23,6 +23,8 @@ class Network:
         """The module with these weights; meant for the inside of a traced function."""
         return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
 
-    def init_cache(self, *, num_pages: int, page_size: int, dtype: jnp.dtype) -> tuple[PagedKV, ...]:
-        """Empty caches for this model, one per layer kind."""
-        return self.kind.init_cache(self.config, num_pages=num_pages, page_size=page_size, dtype=dtype)
+    def init_cache(
+        self, *, num_pages: int, page_size: int, dtype: jnp.dtype, backend: str = "xla"
+    ) -> tuple[PagedKV, ...]:
+        """Empty caches for this model, one per layer kind; `backend` attends to them."""
+        return self.kind.init_cache(self.config, num_pages=num_pages, page_size=page_size, dtype=dtype, backend=backend)

@@ -83,7 +83,8 @@ def check_cache(fed: Fed) -> None:
     """The pages hold the keys and values of one pass over the texts with the target's features, and nothing else."""
     layer = fed.method.network.config.layer
     shape = (NUM_ROWS, TABLE_WIDTH * PAGE_SIZE, layer.num_kv_heads, layer.head_dim)
-    held = [np.asarray(pool)[0, TABLE].transpose(0, 1, 3, 2, 4).reshape(shape) for pool in fed.state.caches[0]]
+    pools = map(np.asarray, jax.tree.leaves(fed.state.caches[0]))
+    held = [pool[0, TABLE].transpose(0, 1, 3, 2, 4).reshape(shape) for pool in pools]
     for row, length in enumerate(fed.lengths):
         dense = DenseHead(fed.method.network, fed.leaves)
         for place in range(length):

@@ -116,7 +116,7 @@ class Fed:
 def check_cache(network: Network, leaves, cache, texts: list[list[int]]) -> None:
     """The pages hold the keys and values of one pass over the texts, and nothing behind their ends."""
     _, (pending,) = whole_pass(network, leaves, padded(texts))
-    for pool, rows in zip(cache, pending, strict=True):
+    for pool, rows in zip(jax.tree.leaves(cache), pending, strict=True):
         # [L, B, K, pages, page_size, D] -> [L, B, S, K, D]
         held = np.asarray(pool)[:, TABLE].transpose(0, 1, 2, 4, 3, 5).reshape(rows.shape)
         for row, text in enumerate(texts):

@@ -1,0 +1,67 @@
+"""Whole rounds of models of real size, over shapes alone: lowered, and compiled for TPUs where libtpu is there."""
+
+import importlib.util
+import math
+import re
+from typing import Any
+
+import jax
+import pytest
+
+from aot_round import Round, RoundSettings, compile_round, make_round, model_shape, topology_devices
+from jaxspec.draft.shape import TreeShape
+
+# Equal layers are scanned, so that fewer of them are the same program, and fit on one chip of any kind.
+NUM_LAYERS = 4
+CONTEXT = 16384
+MODELS = ("SmolLM2-135M", "Llama-3.1-8B")
+SHAPES = {"chain": TreeShape(3, 1, 4), "tree": TreeShape(5, 4, 8)}
+TOPOLOGIES = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
+KERNELS = {"tree_attention_tpu", "commit_tpu"}
+# Compiles in half the time; what it leaves out makes programs larger, never smaller.
+FAST = {"exec_time_optimization_effort": -1.0}
+
+
+def round_of(model: str, form: str) -> Round:
+    config = model_shape(model, num_hidden_layers=NUM_LAYERS)
+    return make_round(RoundSettings(model=config, shape=SHAPES[form], num_rows=8, max_model_len=CONTEXT))
+
+
+def widest(text: str, size: int) -> int:
+    """Elements of the largest array in a program that has an axis of a size."""
+    shapes = [[int(n) for n in dims.split(",")] for dims in set(re.findall(r"\w\[([\d,]+)\]", text))]
+    found = [shape for shape in shapes if size in shape]
+    return max(map(math.prod, found), default=0)
+
+
+@pytest.mark.parametrize("form", SHAPES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_round_lowers_to_our_kernels(model, form):
+    made = round_of(model, form)
+    text = made.step.trace(**made.arguments).lower(lowering_platforms=("tpu",)).as_text()
+    assert set(re.findall(r'kernel_name = "(\w+)"', text)) == KERNELS
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: the extra 'aot'")
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(("model", "form"), [("SmolLM2-135M", "chain"), ("Llama-3.1-8B", "tree")])
+def test_a_round_compiles_and_copies_no_pool(model, form, topology):
+    made = round_of(model, form)
+    compiled: Any = compile_round(made, topology_devices(topology)[:1], **FAST)
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert set(re.findall(r"%(\w+_tpu)[.\d]* = ", text)) == KERNELS
+    # Every pool stays where it is: it is an argument and, without another byte, a result.
+    pools = jax.tree.leaves((made.state.caches, made.state.draft.caches))
+    assert memory.alias_size_in_bytes >= sum(pool.size * pool.dtype.itemsize for pool in pools)
+    assert memory.temp_size_in_bytes < pools[0].size * pools[0].dtype.itemsize
+    # Nothing is as large as a mask of nodes x context; the tokens' history is rows x context.
+    assert widest(text, CONTEXT) <= made.settings.num_rows * CONTEXT
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: the extra 'aot'")
+def test_several_chips_split_the_kernels_by_heads():
+    made = round_of("Llama-3.1-8B", "chain")
+    compiled: Any = compile_round(made, topology_devices("v5p:2x2x2"), **FAST)
+    shapes = re.findall(r"%tree_attention_tpu[.\d]* = bf16\[([\d,]+)\]", compiled.as_text())
+    assert {tuple(map(int, shape.split(",")))[1] for shape in shapes} == {1}  # of 8 kv heads, on 8 chips
+    assert compiled.memory_analysis().argument_size_in_bytes < 2**30

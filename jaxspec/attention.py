@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxspec.cpu.attend import attend
-from jaxspec.tree import pack_bits, unpack_bits
+from jaxspec.tree import unpack_bits
 
 # Finite, because a row that is all -inf becomes NaN under softmax.
 MASKED = -1e30
@@ -155,25 +154,6 @@ def two_part_attention(
         peak = jnp.broadcast_to(sinks, prefix.peak.shape)
         prefix = join(prefix, Partial(jnp.zeros_like(prefix.values), peak, jnp.ones_like(peak)))
     return merge(prefix, block_attention(queries, keys, values, block, scoring)).astype(queries.dtype)
-
-    def attend_on_cpu(
-        self,
-        queries: jax.Array,
-        keys: jax.Array,
-        values: jax.Array,
-        pool: tuple[jax.Array, jax.Array] | None,
-        layer: int | jax.Array,
-        scale: float,
-    ) -> jax.Array:
-        """The same in float32 by the CPU's kernel, where a draft sees bit for bit what a decoded token sees."""
-        assert pool is not None, "a block has its prefix in pages"
-        ancestors = self.ancestors
-        if ancestors is None:
-            num_nodes, num_keys = queries.shape[1], keys.shape[1]
-            causal = jnp.tril(jnp.ones((num_nodes, num_keys), bool), num_keys - num_nodes)
-            ancestors = jnp.broadcast_to(pack_bits(causal), (queries.shape[0], num_nodes, -(-num_keys // 32)))
-        how = {"table": self.table, "prefix_len": self.prefix_len, "visible": ancestors}
-        return attend(queries * scale, keys, values, pool, layer, **how)
 
 
 class Partial(NamedTuple):

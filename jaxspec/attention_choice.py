@@ -19,11 +19,12 @@ class AttentionNeeds(NamedTuple):
     page_size: int
     max_running_requests: int
     max_model_len: int
+    has_cpu_kernels: bool
 
 
 def automatic_backend(platform: str) -> str:
     """What runs on a platform unless something is in the way."""
-    return "pallas_tpu" if platform == "tpu" else "xla"
+    return {"cpu": "cpu", "tpu": "pallas_tpu"}.get(platform, "xla")
 
 
 def choose_backend(asked: str, needs: AttentionNeeds, notes: list[Note]) -> str:
@@ -40,7 +41,9 @@ def choose_backend(asked: str, needs: AttentionNeeds, notes: list[Note]) -> str:
     backend = automatic_backend(needs.platform)
     reason = why_not(backend, needs)
     if reason is not None:
-        notes.append(Note("attention_backend", "auto", "xla", f"{backend} cannot run: {reason}", FALLBACK))
+        # That the CPU's kernels do not run is told of the weights.
+        kind = AUTO if backend == "cpu" else FALLBACK
+        notes.append(Note("attention_backend", "auto", "xla", f"{backend} cannot run: {reason}", kind))
         return "xla"
     reason = f"automatic on {PLATFORM_NAMES[needs.platform]}; set attention_backend"
     notes.append(Note("attention_backend", "auto", backend, reason, AUTO))
@@ -51,6 +54,10 @@ def why_not(backend: str, needs: AttentionNeeds) -> str | None:
     """Why a backend cannot serve, and what to set; None where it can."""
     if backend == "xla":
         return None
+    if backend == "cpu":
+        if needs.has_cpu_kernels:
+            return None
+        return "the CPU's kernels do not, see the note on weight_layout; set attention_backend='xla'"
     if backend == "pallas_gpu":
         return "there are no kernels for GPUs in this version; set attention_backend='xla'"
     if needs.platform != "tpu":

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LOGPROBS", "MAX_SEED", "EngineConfig", "SamplingParams", "SpecConfig", "check_settings"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTENTION_BACKENDS = ("auto", "xla", "pallas_tpu", "pallas_gpu")
+ATTENTION_BACKENDS = ("auto", "xla", "cpu", "pallas_tpu", "pallas_gpu")
 # A lookup compares every length of suffix: each makes the compiled step longer.
 MAX_NGRAM = 64
 ACCEPT_RULES = ("coupled", "rejection", "target_only", "typical")

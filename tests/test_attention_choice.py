@@ -6,6 +6,7 @@ import pytest
 from jaxspec.attention_choice import TPU_TILES
 from jaxspec.config import EngineConfig
 from jaxspec.pallas.commit_tpu import tile_len
+from jaxspec.weight_layout import CpuKernels
 from tests.plans import note_of, notes_of, plan_of, refusal
 
 
@@ -16,6 +17,13 @@ def test_every_platform_has_an_automatic_choice(platform, backend):
     assert plan.attention_backend == backend
     assert (note.before, note.after, note.kind) == ("auto", backend, "auto")
     assert "set attention_backend" in note.reason
+
+
+def test_the_cpus_kernels_attend_where_they_multiply():
+    assert plan_of(platform="cpu", cpu_kernels=CpuKernels()).attention_backend == "cpu"
+    for engine in (EngineConfig(attention_backend="cpu"), EngineConfig(attention_backend="cpu", dtype="bfloat16")):
+        text = refusal(platform="cpu", cpu_kernels=None if engine.dtype == "auto" else CpuKernels(), engine=engine)
+        assert "attention_backend='cpu' cannot run" in text
 
 
 # What is in the way, and what the user is told to set.

@@ -33,6 +33,7 @@ from tests.plans import target_info
 
 VOCAB = 64
 HAS_PANELS = choose_weight_layout(os.environ, "float32", CpuKernels(why_not()) if on_cpu() else None, []) == PANELS
+AUTOMATIC_BACKEND = "cpu" if HAS_PANELS else "xla"
 
 
 def tiny_config(**changes) -> ModelConfig:
@@ -142,7 +143,7 @@ def make_runner(
     num_pages: int = 64,
     max_model_len: int = 160,
     num_top_logprobs: int = 4,
-    attention_backend: str = "xla",
+    attention_backend: str = AUTOMATIC_BACKEND,
 ) -> Runner:
     """The device side over tiny models; `method` None is plain decoding."""
     network, leaves = as_loaded(*target)

@@ -5,16 +5,47 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jaxspec.attention import PLAIN_SCORING, Block, Scoring, two_part_attention
 from jaxspec.cpu.attention import attention_source
 from jaxspec.cpu.host import VectorUnit
 from jaxspec.cpu.register import host_unit, register
+from jaxspec.tree import pack_bits
 
 FEWEST_LANES = 4
 
 
-def attends(head_dim: int) -> bool:
-    """Whether the kernel is for heads of this size: those that whole vectors fill."""
-    return head_dim % FEWEST_LANES == 0
+def attend_to_block(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    pool: tuple[jax.Array, jax.Array],
+    layer: int | jax.Array,
+    block: Block,
+    scoring: Scoring,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    """An `AttentionKernel`, in float32: a draft sees bit for bit what a decoded token sees.
+
+    Heads that no whole vectors fill, windows, soft caps and sinks are left to XLA.
+    """
+    num_rows, num_kv, num_queries, width = queries.shape
+    if width % FEWEST_LANES or scoring != PLAIN_SCORING or sinks is not None:
+        return two_part_attention(queries, keys, values, pool, layer, block, scoring, sinks)
+    num_nodes, num_keys = block.positions.shape[1], keys.shape[1]
+    visible = block.ancestors
+    if visible is None:
+        causal = jnp.tril(jnp.ones((num_nodes, num_keys), bool), num_keys - num_nodes)
+        visible = jnp.broadcast_to(pack_bits(causal), (num_rows, num_nodes, -(-num_keys // 32)))
+    unfolded = queries.reshape(num_rows, num_kv, num_nodes, -1, width).transpose(0, 2, 1, 3, 4)
+    out = attend(
+        unfolded.reshape(num_rows, num_nodes, -1, width),
+        *(keys, values, pool, layer),
+        table=block.table,
+        prefix_len=block.prefix_len,
+        visible=visible,
+    )
+    out = out.reshape(num_rows, num_nodes, num_kv, -1, width).transpose(0, 2, 1, 3, 4)
+    return out.reshape(num_rows, num_kv, num_queries, width)
 
 
 def attend(

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxspec.attention import Block, TokenBlock
-from jaxspec.cpu.attend import attends
+from jaxspec.attention import TokenBlock
 from jaxspec.kv_cache import PagedKV
 from jaxspec.models.config import ModelConfig, RopeConfig
-from jaxspec.models.weights import Matrix, has_panels, multiply
+from jaxspec.models.weights import Matrix, multiply
 
 INIT_STDDEV = 0.02
 
@@ -169,8 +168,6 @@ class Attention(nnx.Module):
         scale = config.head_dim**-0.5
         if cache is None:
             out = block.attend(queries, keys, values, None, layer, scale)
-        elif isinstance(block, Block) and has_panels(self.o_proj.weight) and attends(config.head_dim):
-            out = block.attend_on_cpu(queries, keys, values, (cache.keys, cache.values), layer, scale)
         else:
             out = cache.attend(block, queries, keys, values, layer, scale)
         return self.o_proj(out.reshape(*x.shape[:2], -1)), pending

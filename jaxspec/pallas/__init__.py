@@ -12,6 +12,10 @@ TPU_LANES = 128
 
 def attention_kernel(backend: str) -> AttentionKernel:
     """What computes attention over pages: for "xla" two parts that XLA compiles, else a kernel."""
+    if backend == "cpu":
+        from jaxspec.cpu.attend import attend_to_block
+
+        return attend_to_block
     if backend == "pallas_tpu":
         from jaxspec.pallas.split import split_attention
         from jaxspec.pallas.tree_attention_tpu import tree_attention

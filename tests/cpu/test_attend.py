@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.attention import Block
-from jaxspec.cpu.attend import attends
+from jaxspec.attention import AttentionKernel, Block, two_part_attention
+from jaxspec.cpu.attend import attend_to_block
 from jaxspec.cpu.register import why_not
 from jaxspec.tree import pack_bits
 
@@ -33,7 +33,9 @@ class Pages:
                 for which in range(2):
                     self.pool[which, LAYER, order[row, at // page_size], :, at % page_size] = self.rows[which][row, at]
 
-    def attend(self, queries, keys, values, visible, lengths=None, how: str = "attend_on_cpu") -> np.ndarray:
+    def attend(
+        self, queries, keys, values, visible, lengths=None, kernel: AttentionKernel = attend_to_block
+    ) -> np.ndarray:
         lengths = self.lengths if lengths is None else np.array(lengths, np.int32)
         bits = None if visible is None else pack_bits(jnp.asarray(visible))
         nodes = queries.shape[1]
@@ -42,7 +44,7 @@ class Pages:
         )
 
         def run(block, queries, keys, values, pool):
-            return getattr(block, how)(queries, keys, values, tuple(pool), LAYER, SCALE)
+            return block.attend(queries, keys, values, tuple(pool), LAYER, SCALE, kernel=kernel)
 
         return np.asarray(jax.jit(run)(block, queries, keys, values, jnp.asarray(self.pool)))
 
@@ -66,7 +68,7 @@ def test_it_agrees_with_xla(page_size, heads, dim):
     for visible in (seen, None):
         found = pages.attend(queries, keys, values, visible)
         np.testing.assert_allclose(
-            found, pages.attend(queries, keys, values, visible, how="attend"), rtol=2e-5, atol=2e-6
+            found, pages.attend(queries, keys, values, visible, kernel=two_part_attention), rtol=2e-5, atol=2e-6
         )
 
 
@@ -115,9 +117,13 @@ def test_far_apart_scores_do_not_overflow():
     pages = Pages([20], page_size=16, num_kv=1, dim=8)
     queries, keys, values = 300 * random(1, 2, 2, 8), random(1, 2, 1, 8), random(1, 2, 1, 8)
     found = pages.attend(queries, keys, values, None)
-    np.testing.assert_allclose(found, pages.attend(queries, keys, values, None, how="attend"), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        found, pages.attend(queries, keys, values, None, kernel=two_part_attention), rtol=2e-5, atol=2e-6
+    )
 
 
 def test_heads_that_no_vector_fills_are_left_to_xla():
-    assert attends(64)
-    assert not attends(6)
+    pages = Pages([20], page_size=16, num_kv=1, dim=6)
+    queries, keys, values = random(1, 2, 2, 6), random(1, 2, 1, 6), random(1, 2, 1, 6)
+    expected = pages.attend(queries, keys, values, None, kernel=two_part_attention)
+    np.testing.assert_array_equal(pages.attend(queries, keys, values, None), expected)

@@ -17,7 +17,7 @@ from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, 
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
 from jaxspec.sizes import choose_sizes
 from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, check_steps, fill_shape, paths_of
-from jaxspec.weight_layout import CpuKernels, choose_weight_layout
+from jaxspec.weight_layout import PANELS, CpuKernels, choose_weight_layout
 
 __all__ = ["KNOWN_ALGORITHMS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
 
@@ -186,16 +186,16 @@ def _device_choices(given: _Given) -> _DeviceChoices:
     if dtype == "auto":
         dtype = given.dtype_default
         given.note("dtype", "auto", dtype, f"{reason}; set dtype")
+    layout = choose_weight_layout(given.env, dtype, backend, given.cpu_kernels, given.notes)
     if backend == "auto":
-        backend = "xla"
-        given.note("attention_backend", "auto", backend, "the one there is in this version; set attention_backend")
+        backend = "cpu" if layout == PANELS else "xla"
+        given.note("attention_backend", "auto", backend, "the one there is for these weights; set attention_backend")
     if scan_layers is None:
         scan_layers = given.scan_layers_default
         given.note("scan_layers", None, scan_layers, f"{reason}; set scan_layers")
     if engine.compilation_cache_dir == "auto" and given.compilation_cache_dir is not None:
         why = "compiled programs are kept there for the next start; set compilation_cache_dir, or None to keep none"
         given.note("compilation_cache_dir", "auto", given.compilation_cache_dir, why)
-    layout = choose_weight_layout(given.env, dtype, given.cpu_kernels, given.notes)
     return _DeviceChoices(dtype, backend, scan_layers, layout)
 
 

@@ -9,13 +9,6 @@ from jaxspec.cpu.attention import attention_source
 from jaxspec.cpu.host import VectorUnit
 from jaxspec.cpu.register import host_unit, register
 
-FEWEST_LANES = 4
-
-
-def attends(head_dim: int) -> bool:
-    """Whether the kernel is for heads of this size: those that whole vectors fill."""
-    return head_dim % FEWEST_LANES == 0
-
 
 def attend(
     queries: jax.Array,

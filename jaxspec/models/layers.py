@@ -12,7 +12,6 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.attention import Block, TokenBlock
-from jaxspec.cpu.attend import attends
 from jaxspec.kv_cache import PagedKV
 from jaxspec.models.config import ModelConfig, RopeConfig
 from jaxspec.models.weights import Matrix, has_panels, multiply
@@ -168,7 +167,7 @@ class Attention(nnx.Module):
             keys, values = (jnp.concatenate([old, new], axis=1) for old, new in zip(earlier, pending, strict=True))
         pool = None if cache is None else (cache.keys, cache.values)
         scale = config.head_dim**-0.5
-        if isinstance(block, Block) and has_panels(self.o_proj.weight) and attends(config.head_dim):
+        if isinstance(block, Block) and has_panels(self.o_proj.weight):
             out = block.attend_on_cpu(queries, keys, values, pool, layer, scale)
         else:
             out = block.attend(queries, keys, values, pool, layer, scale)

@@ -96,6 +96,7 @@ class SpecPlan:
         decode_row_buckets: batch sizes that decoding is compiled for, ascending.
         prefill_chunk_buckets: chunk lengths that prefill is compiled for, ascending.
         scan_layers: whether equal layers are stacked and scanned over.
+        attention_backend: "xla", or "cpu" for the CPU's kernel.
         weight_layout: "plain" arrays, or "panels" for the CPU's kernel.
         notes: what was filled in, replaced or found worth saying, in the order it was decided.
     """

@@ -191,7 +191,7 @@ def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
     if dtype == "auto":
         dtype = given.dtype_default
         given.note("dtype", "auto", dtype, f"{reason}; set dtype")
-    layout = choose_weight_layout(given.env, dtype, given.cpu_kernels, given.notes)
+    layout = choose_weight_layout(given.env, dtype, engine.attention_backend, given.cpu_kernels, given.notes)
     needs = AttentionNeeds(
         given.platform,
         dtype,

@@ -1,4 +1,4 @@
-"""How weights lie in memory: plain arrays that XLA multiplies, or on the CPU panels for a kernel of its own."""
+"""How weights lie in memory: plain arrays for XLA, or on the CPU panels for kernels of its own (attention's too)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,18 +15,21 @@ class CpuKernels:
     """What there is on a CPU.
 
     Attributes:
-        problem: why the kernel does not run on this host, None where it does.
+        problem: why the kernels do not run on this host, None where they do.
     """
 
     problem: str | None = None
 
 
-def choose_weight_layout(env: Mapping[str, str], dtype: str, kernels: CpuKernels | None, notes: list[Note]) -> str:
+def choose_weight_layout(
+    env: Mapping[str, str], dtype: str, attention_backend: str, kernels: CpuKernels | None, notes: list[Note]
+) -> str:
     """Returns PLAIN or PANELS, with a note on the CPU.
 
     Args:
         env: the environment variables.
         dtype: of the weights.
+        attention_backend: as the user set it; the kernels come together.
         kernels: None on other devices.
         notes: taken further.
 
@@ -40,14 +43,17 @@ def choose_weight_layout(env: Mapping[str, str], dtype: str, kernels: CpuKernels
         notes.append(
             Note("weight_layout", None, PLAIN, f"{CPU_KERNELS_VARIABLE}={env[CPU_KERNELS_VARIABLE]}", REQUESTED)
         )
+    elif attention_backend not in ("auto", "cpu"):
+        reason = f"attention_backend={attention_backend!r} leaves products to XLA too; set it to 'auto'"
+        notes.append(Note("weight_layout", None, PLAIN, reason, REQUESTED))
     elif dtype != "float32":
-        reason = f"XLA multiplies: the CPU kernel is for float32, and dtype is {dtype}; set dtype"
+        reason = f"XLA computes: the CPU's kernels are for float32, and dtype is {dtype}; set dtype"
         notes.append(Note("weight_layout", None, PLAIN, reason))
     elif kernels.problem is not None:
-        reason = f"XLA multiplies instead of the CPU kernel: {kernels.problem}"
+        reason = f"XLA computes instead of the CPU's kernels: {kernels.problem}"
         notes.append(Note("weight_layout", PANELS, PLAIN, reason, FALLBACK))
     else:
-        reason = f"the CPU kernel multiplies; set {CPU_KERNELS_VARIABLE}=0 to leave that to XLA"
+        reason = f"the CPU's kernels multiply and attend; set {CPU_KERNELS_VARIABLE}=0 to leave that to XLA"
         notes.append(Note("weight_layout", None, PANELS, reason, AUTO))
         return PANELS
     return PLAIN

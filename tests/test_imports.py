@@ -15,15 +15,20 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ARRAYS = ("jax", "jaxlib", "flax", "optax", "orbax", "tensorstore")
 # The engine and what launches it see both sides, and loading reads files into arrays for them.
 BOTH_SIDES = ("engine", "launch", "loading", "training")
-PLAIN = (
-    "models.config",
-    "draft.shape",
-    # Host-side text of machine code.
-    *(
-        f"cpu.{name}"
-        for name in ("attention", "call_frame", "exponential", "host", "job", "microkernel", "product", "words")
-    ),
-)
+# Text of machine code, and what is known of the host, are plain Python.
+MACHINE = [
+    "attention",
+    "call_frame",
+    "exponential",
+    "host",
+    "job",
+    "microkernel",
+    "product",
+    "softmax",
+    "tile",
+    "words",
+]
+PLAIN = ("models.config", "draft.shape", *(f"cpu.{name}" for name in MACHINE))
 MAY_LOAD = ("engine", "launch", "llm", "loading", "tokenizer", "training")
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")

@@ -32,7 +32,9 @@ from jaxspec.weight_layout import PANELS, CpuKernels, choose_weight_layout
 from tests.plans import target_info
 
 VOCAB = 64
-HAS_PANELS = choose_weight_layout(os.environ, "float32", CpuKernels(why_not()) if on_cpu() else None, []) == PANELS
+HAS_PANELS = (
+    choose_weight_layout(os.environ, "float32", "auto", CpuKernels(why_not()) if on_cpu() else None, []) == PANELS
+)
 AUTOMATIC_BACKEND = "cpu" if HAS_PANELS else "xla"
 
 

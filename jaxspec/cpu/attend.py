@@ -11,8 +11,6 @@ from jaxspec.cpu.host import VectorUnit
 from jaxspec.cpu.register import host_unit, register
 from jaxspec.tree import pack_bits
 
-FEWEST_LANES = 4
-
 
 def attend_to_block(
     queries: jax.Array,
@@ -26,10 +24,10 @@ def attend_to_block(
 ) -> jax.Array:
     """An `AttentionKernel`, in float32: a draft sees bit for bit what a decoded token sees.
 
-    Heads that no whole vectors fill, windows, soft caps and sinks are left to XLA.
+    Windows, soft caps and sinks are left to XLA.
     """
     num_rows, num_kv, num_queries, width = queries.shape
-    if width % FEWEST_LANES or scoring != PLAIN_SCORING or sinks is not None:
+    if scoring != PLAIN_SCORING or sinks is not None:
         return two_part_attention(queries, keys, values, pool, layer, block, scoring, sinks)
     num_nodes, num_keys = block.positions.shape[1], keys.shape[1]
     visible = block.ancestors

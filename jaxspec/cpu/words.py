@@ -1,8 +1,8 @@
-"""Reading and writing structs by the index of a word of 8 bytes, as LLVM IR."""
+"""Reading and writing structs by the index of a word of 8 bytes, and 32-bit integers, as LLVM IR."""
 
 
 def words_source() -> str:
-    """IR of `word`, `pointer`, `set_word` and `set_pointer`."""
+    """IR of `word`, `pointer`, `set_word` and `set_pointer`, and of `int`, which reads 32 bits."""
     parts = ["declare i64 @llvm.smin.i64(i64, i64)\ndeclare i64 @llvm.smax.i64(i64, i64)"]
     for kind, name in (("i64", "word"), ("ptr", "pointer")):
         parts.append(f"""
@@ -16,4 +16,11 @@ define internal void @set_{name}(ptr %base, i64 %index, {kind} %value) {{
   store {kind} %value, ptr %at
   ret void
 }}""")
+    parts.append("""
+define internal i64 @int(ptr %base, i64 %index) {
+  %at = getelementptr i32, ptr %base, i64 %index
+  %value = load i32, ptr %at
+  %wide = sext i32 %value to i64
+  ret i64 %wide
+}""")
     return "\n".join(parts)

@@ -39,11 +39,6 @@ def multiply(x: jax.Array, *weights: nnx.Param, dtype: jnp.dtype | None = None) 
     )
 
 
-def has_panels(weight: nnx.Param) -> bool:
-    """Whether a weight is multiplied by the CPU's kernel."""
-    return isinstance(weight.get_value(), Panels)
-
-
 def look_up(table: nnx.Param, ids: jax.Array) -> jax.Array:
     """Rows of a table [V, E]: [..., E] for int32 [...]."""
     value = table.get_value()

@@ -1,0 +1,218 @@
+"""The arithmetic of one chunk of attention, as LLVM IR: scores, weights, and the mixture of values.
+
+Scores stand in a column for each query: for each key in turn, a vector of the queries' scores.
+"""
+
+from jaxspec.cpu.exponential import exponential_source
+from jaxspec.cpu.host import VectorUnit
+from jaxspec.cpu.microkernel import Form, blocks_source, microkernel_source
+from jaxspec.cpu.tile import KEY_POOL, KEYS, VALUE_POOL, VALUES, VISIBLE, Sizes, Tile
+
+# Keys, or queries, that one call of a microkernel takes.
+ROW_BLOCK = 8
+
+
+def softmax_source(unit: VectorUnit) -> str:
+    """IR of `score`, `hide`, `weigh` and `mix`."""
+    forms = Form("scores", 1), Form("values", 1, x_step=unit.lanes, adds=True)
+    kernels = [microkernel_source(unit, form, rows) for form in forms for rows in range(1, ROW_BLOCK + 1)]
+    blocks = [blocks_source(form, ROW_BLOCK) for form in forms]
+    steps = [_score(unit), _hide(unit), _weigh(unit), _mix_some(unit), _mix(unit)]
+    return "\n".join([*kernels, *blocks, exponential_source(unit), *steps])
+
+
+def _score(unit: VectorUnit) -> str:
+    return f"""
+define internal void @score(ptr %tile) {{
+entry:
+  %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
+  %turned = call ptr @pointer(ptr %tile, i64 {Tile.TURNED})
+  %scores = call ptr @pointer(ptr %tile, i64 {Tile.SCORES})
+  %length = call i64 @word(ptr %tile, i64 {Tile.LENGTH})
+  %page_size = call i64 @word(ptr %job, i64 {Sizes.PAGE_SIZE})
+  %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
+  %kv_heads = call i64 @word(ptr %job, i64 {Sizes.KV_HEADS})
+  %block_keys = call i64 @word(ptr %job, i64 {Sizes.BLOCK_KEYS})
+  br label %head
+head:
+  %number = phi i64 [ 0, %entry ], [ %next, %body ]
+  %start = mul i64 %number, %page_size
+  %left = sub i64 %length, %start
+  %has_more = icmp sgt i64 %left, 0
+  br i1 %has_more, label %body, label %block
+body:
+  %count = call i64 @llvm.smin.i64(i64 %left, i64 %page_size)
+  %keys = call ptr @page(ptr %tile, i64 {KEY_POOL}, i64 %number)
+  %offset = mul i64 %start, {unit.lanes}
+  %to = getelementptr float, ptr %scores, i64 %offset
+  call void @all_scores(i64 %count, ptr %keys, i64 %dim, ptr %turned, i64 {unit.lanes}, i64 %dim, ptr %to,
+    i64 {unit.lanes}, i64 {unit.lanes})
+  %next = add i64 %number, 1
+  br label %head
+block:
+  %own = call ptr @own(ptr %tile, i64 {KEYS})
+  %stride = mul i64 %kv_heads, %dim
+  %own_offset = mul i64 %length, {unit.lanes}
+  %own_to = getelementptr float, ptr %scores, i64 %own_offset
+  call void @all_scores(i64 %block_keys, ptr %own, i64 %stride, ptr %turned, i64 {unit.lanes}, i64 %dim, ptr %own_to,
+    i64 {unit.lanes}, i64 {unit.lanes})
+  ret void
+}}"""
+
+
+def _hide(unit: VectorUnit) -> str:
+    return f"""
+; -inf for the block's keys that a query may not see
+define internal void @hide(ptr %tile) {{
+entry:
+  %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
+  %row = call i64 @word(ptr %tile, i64 {Tile.ROW})
+  %first = call i64 @word(ptr %tile, i64 {Tile.FIRST})
+  %count = call i64 @word(ptr %tile, i64 {Tile.COUNT})
+  %length = call i64 @word(ptr %tile, i64 {Tile.LENGTH})
+  %scores = call ptr @pointer(ptr %tile, i64 {Tile.SCORES})
+  %visible = call ptr @pointer(ptr %job, i64 {Sizes.DATA + VISIBLE})
+  %nodes = call i64 @word(ptr %job, i64 {Sizes.NODES})
+  %group = call i64 @word(ptr %job, i64 {Sizes.GROUP})
+  %words = call i64 @word(ptr %job, i64 {Sizes.WORDS})
+  %block_keys = call i64 @word(ptr %job, i64 {Sizes.BLOCK_KEYS})
+  %row_nodes = mul i64 %row, %nodes
+  br label %lanes
+lanes:
+  %lane = phi i64 [ 0, %entry ], [ %next_lane, %lane_done ]
+  %has_lane = icmp slt i64 %lane, %count
+  br i1 %has_lane, label %lane_start, label %exit
+lane_start:
+  %query = add i64 %first, %lane
+  %node = udiv i64 %query, %group
+  %row_node = add i64 %row_nodes, %node
+  %bits_offset = mul i64 %row_node, %words
+  %bits = getelementptr i32, ptr %visible, i64 %bits_offset
+  %column = getelementptr float, ptr %scores, i64 %lane
+  br label %keys
+keys:
+  %key = phi i64 [ 0, %lane_start ], [ %next_key, %key_done ]
+  %word_index = lshr i64 %key, 5
+  %word = call i64 @int(ptr %bits, i64 %word_index)
+  %shift = and i64 %key, 31
+  %shifted = lshr i64 %word, %shift
+  %bit = and i64 %shifted, 1
+  %is_seen = icmp eq i64 %bit, 1
+  br i1 %is_seen, label %key_done, label %unseen
+unseen:
+  %position = add i64 %length, %key
+  %to_offset = mul i64 %position, {unit.lanes}
+  %to = getelementptr float, ptr %column, i64 %to_offset
+  store float 0xFFF0000000000000, ptr %to
+  br label %key_done
+key_done:
+  %next_key = add i64 %key, 1
+  %has_key = icmp slt i64 %next_key, %block_keys
+  br i1 %has_key, label %keys, label %lane_done
+lane_done:
+  %next_lane = add i64 %lane, 1
+  br label %lanes
+exit:
+  ret void
+}}"""
+
+
+def _weigh(unit: VectorUnit) -> str:
+    lanes, vector = unit.lanes, f"<{unit.lanes} x float>"
+    return f"""
+; scores become e^(score - peak), and their sums are kept
+define internal void @weigh(ptr %tile, i64 %keys) {{
+entry:
+  %scores = call ptr @pointer(ptr %tile, i64 {Tile.SCORES})
+  %sums = call ptr @pointer(ptr %tile, i64 {Tile.SUMS})
+  %start = load {vector}, ptr %scores, align 4
+  br label %peaks
+peaks:
+  %i = phi i64 [ 0, %entry ], [ %next_i, %peaks ]
+  %peak = phi {vector} [ %start, %entry ], [ %higher, %peaks ]
+  %i_offset = mul i64 %i, {lanes}
+  %at = getelementptr float, ptr %scores, i64 %i_offset
+  %score = load {vector}, ptr %at, align 4
+  %is_higher = fcmp ogt {vector} %score, %peak
+  %higher = select <{lanes} x i1> %is_higher, {vector} %score, {vector} %peak
+  %next_i = add i64 %i, 1
+  %has_i = icmp slt i64 %next_i, %keys
+  br i1 %has_i, label %peaks, label %weights
+weights:
+  %j = phi i64 [ 0, %peaks ], [ %next_j, %weights ]
+  %total = phi {vector} [ zeroinitializer, %peaks ], [ %more, %weights ]
+  %j_offset = mul i64 %j, {lanes}
+  %to = getelementptr float, ptr %scores, i64 %j_offset
+  %old = load {vector}, ptr %to, align 4
+  %below = fsub {vector} %old, %higher
+  %weight = call {vector} @exponential({vector} %below)
+  store {vector} %weight, ptr %to, align 4
+  %more = fadd {vector} %total, %weight
+  %next_j = add i64 %j, 1
+  %has_j = icmp slt i64 %next_j, %keys
+  br i1 %has_j, label %weights, label %exit
+exit:
+  store {vector} %more, ptr %sums, align 4
+  ret void
+}}"""
+
+
+def _mix_some(unit: VectorUnit) -> str:
+    return f"""
+; adds the weighted values of some keys to every query's sum; `sums` has a row [D] for each
+define internal void @mix_some(ptr %tile, ptr %weights, ptr %values, i64 %stride, i64 %keys, ptr %mixed) {{
+entry:
+  %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
+  %count = call i64 @word(ptr %tile, i64 {Tile.COUNT})
+  %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
+  br label %columns
+columns:
+  %column = phi i64 [ 0, %entry ], [ %next, %columns ]
+  %from = getelementptr float, ptr %values, i64 %column
+  %to = getelementptr float, ptr %mixed, i64 %column
+  call void @all_values(i64 %count, ptr %weights, i64 1, ptr %from, i64 %stride, i64 %keys, ptr %to, i64 %dim,
+    i64 {unit.lanes})
+  %next = add i64 %column, {unit.lanes}
+  %has_more = icmp slt i64 %next, %dim
+  br i1 %has_more, label %columns, label %exit
+exit:
+  ret void
+}}"""
+
+
+def _mix(unit: VectorUnit) -> str:
+    return f"""
+define internal void @mix(ptr %tile, ptr %mixed) {{
+entry:
+  %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
+  %weights = call ptr @pointer(ptr %tile, i64 {Tile.SCORES})
+  %length = call i64 @word(ptr %tile, i64 {Tile.LENGTH})
+  %page_size = call i64 @word(ptr %job, i64 {Sizes.PAGE_SIZE})
+  %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
+  %kv_heads = call i64 @word(ptr %job, i64 {Sizes.KV_HEADS})
+  %block_keys = call i64 @word(ptr %job, i64 {Sizes.BLOCK_KEYS})
+  %bytes = mul i64 %dim, {4 * unit.lanes}
+  call void @llvm.memset.p0.i64(ptr %mixed, i8 0, i64 %bytes, i1 0)
+  br label %head
+head:
+  %number = phi i64 [ 0, %entry ], [ %next, %body ]
+  %start = mul i64 %number, %page_size
+  %left = sub i64 %length, %start
+  %has_more = icmp sgt i64 %left, 0
+  br i1 %has_more, label %body, label %block
+body:
+  %count = call i64 @llvm.smin.i64(i64 %left, i64 %page_size)
+  %values = call ptr @page(ptr %tile, i64 {VALUE_POOL}, i64 %number)
+  %offset = mul i64 %start, {unit.lanes}
+  %from = getelementptr float, ptr %weights, i64 %offset
+  call void @mix_some(ptr %tile, ptr %from, ptr %values, i64 %dim, i64 %count, ptr %mixed)
+  %next = add i64 %number, 1
+  br label %head
+block:
+  %own = call ptr @own(ptr %tile, i64 {VALUES})
+  %stride = mul i64 %kv_heads, %dim
+  %own_offset = mul i64 %length, {unit.lanes}
+  %own_from = getelementptr float, ptr %weights, i64 %own_offset
+  call void @mix_some(ptr %tile, ptr %own_from, ptr %own, i64 %stride, i64 %block_keys, ptr %mixed)
+  ret void
+}}"""

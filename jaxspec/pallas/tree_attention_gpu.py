@@ -257,4 +257,5 @@ def _product(left: Any, right: Any, *, transpose: bool) -> jax.Array:
         plgpu.wgmma(product, left, plgpu.transpose_ref(right, (1, 0)) if transpose else right)
         return product[...]
 
-    return pl.run_scoped(multiply, plgpu.ACC((TILE, right.shape[0 if transpose else 1]), jnp.float32))
+    shape = TILE, right.shape[0 if transpose else 1]
+    return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))  # pyright: ignore[reportPrivateImportUsage]

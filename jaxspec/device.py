@@ -19,8 +19,11 @@ _LOGGER = logging.getLogger("jaxspec")
 
 
 def platform() -> str:
-    """What the default device is: "cpu", "gpu" or "tpu"."""
-    return jax.default_backend()
+    """What the default device is: "cpu", "tpu", or "gpu:" and its compute capability."""
+    kind = jax.default_backend()
+    if kind != "gpu":
+        return kind
+    return f"gpu:{getattr(jax.local_devices()[0], 'compute_capability', '')}"
 
 
 def on_cpu() -> bool:

@@ -81,7 +81,7 @@ def resolve(
         env: the environment variables, read once by the caller.
         available: the algorithms of this version, as users name them ("NEXTN" where a target's own head runs).
         merge_draft: the draft checkpoint of the method that is merged in.
-        platform: what this device is, "cpu", "gpu" or "tpu".
+        platform: what this device is: "cpu", "tpu", or "gpu:" and its compute capability.
         page_size_default, ..., scan_layers_default: what a value that `engine` leaves open means on this device.
         cpu_kernels: what there is for weights on the CPU; None on other devices.
         compilation_cache_dir: the folder that compiled programs are kept in, None where they are not.

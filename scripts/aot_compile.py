@@ -1,4 +1,4 @@
-"""Compiles a whole decode round for TPUs that are not there, and says what it takes.
+"""Compiles a whole decode round for TPUs or a GPU that are not there, and says what it takes.
 
     pip install 'jaxspec[aot]'
     python scripts/aot_compile.py --model Llama-3.1-70B --topology v5p:2x2x2 --rows 16
@@ -20,24 +20,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from aot_round import MODEL_SHAPES, Round, RoundSettings, compile_round, make_round, topology_devices
+from aot_devices import CHIPS, GPU, devices_of
+from aot_round import MODEL_SHAPES, Round, RoundSettings, compile_round, make_round
 from jaxspec.draft.shape import TreeShape
 from jaxspec.models import ModelConfig
 
-
-class Chip(NamedTuple):
-    """Peaks of one chip, as its maker states them."""
-
-    flops: float  # a second, bfloat16
-    bandwidth: float  # bytes a second
-    memory: float  # bytes
-
-
-CHIPS = {
-    "TPU v5 lite": Chip(197e12, 819e9, 16e9),
-    "TPU v5": Chip(459e12, 2765e9, 95e9),
-    "TPU v6 lite": Chip(918e12, 1640e9, 32e9),
-}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
 
@@ -157,7 +144,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=described)
     parser.add_argument("--model", required=True, help=f"{', '.join(MODEL_SHAPES)}; or a config.json or its folder")
     parser.add_argument("--layers", type=int, help="of the target, instead of its own number")
-    parser.add_argument("--topology", default="v5e:1x1", help="e.g. v5e:1x1, v5p:2x2x2, v6e:2x2 (default %(default)s)")
+    parser.add_argument("--topology", default="v5e:1x1", help="e.g. v5e:1x1, v5p:2x2x2, h200 (default %(default)s)")
     parser.add_argument("--chips", type=int, help="use so many chips of the topology (default: all)")
     parser.add_argument("--rows", type=int, default=16, help="requests that run together (default %(default)s)")
     parser.add_argument("--length", type=int, help="committed tokens of a row (default: half of --max-model-len)")
@@ -169,13 +156,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--eagle-topk", type=int, default=1)
     parser.add_argument("--num-draft-tokens", type=int, default=4)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--attention-backend", default="pallas_tpu", choices=("pallas_tpu", "xla"))
+    parser.add_argument(
+        "--attention-backend", choices=("xla", "pallas_tpu", "pallas_gpu"), help="default: the device's own kernel"
+    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints the table."""
     args = parse(arguments)
+    devices = devices_of(args.topology)[: args.chips]  # first: it tells XLA where its compilers are
     model = _model(args.model)
     if args.layers is not None:
         model = dataclasses.replace(model, num_layers=args.layers)
@@ -187,10 +177,9 @@ def main(arguments: list[str] | None = None) -> None:
         num_rows=args.rows,
         max_model_len=args.max_model_len,
         page_size=args.page_size,
-        backend=args.attention_backend,
+        backend=args.attention_backend or ("pallas_gpu" if args.topology == GPU else "pallas_tpu"),
         dtype=args.dtype,
     )
-    devices = topology_devices(args.topology)[: args.chips]
     lines = table(make_round(settings), devices, args.max_model_len / 2 if args.length is None else args.length)
     width = max(len(name) for name, _ in lines)
     print(f"{args.model} on {args.topology}")

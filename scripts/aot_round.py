@@ -2,17 +2,11 @@
 
 import dataclasses
 import functools
-import os
 from typing import Any
-
-# For libtpu: it is not to look for a TPU, nor is jax.
-os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxspec.draft.base import CacheShape, DraftMethod
@@ -219,11 +213,6 @@ def eagle3_head(target: ModelConfig) -> HeadConfig:
         target_embed=target.hidden_size,
         draft_vocab=min(HEAD_VOCAB, target.vocab_size),
     )
-
-
-def topology_devices(name: str) -> list[Any]:
-    """Chips of a TPU topology such as "v5e:2x2"; needs libtpu and no TPU."""
-    return list(topologies.get_topology_desc(name, "tpu").devices)
 
 
 def compile_round(made: Round, devices: list[Any], **options: Any) -> Any:

@@ -10,7 +10,7 @@ from jaxspec.weight_layout import CpuKernels
 from tests.plans import note_of, notes_of, plan_of, refusal
 
 
-@pytest.mark.parametrize(("platform", "backend"), [("cpu", "xla"), ("gpu", "xla"), ("tpu", "pallas_tpu")])
+@pytest.mark.parametrize(("platform", "backend"), [("cpu", "xla"), ("gpu:8.0", "xla"), ("tpu", "pallas_tpu")])
 def test_every_platform_has_an_automatic_choice(platform, backend):
     plan = plan_of(platform=platform)
     note = note_of(plan, "attention_backend")
@@ -51,11 +51,32 @@ def test_named_kernels_never_fall_back(settings, says):
     assert all(part in text for part in ("attention_backend='pallas_tpu' cannot run", *says))
 
 
-@pytest.mark.parametrize("backend", ["pallas_tpu", "pallas_gpu"])
-def test_named_kernels_of_another_platform_are_refused(backend):
-    text = refusal(platform="cpu", engine=EngineConfig(attention_backend=backend))
+@pytest.mark.parametrize(
+    ("backend", "platform", "device"),
+    [
+        ("pallas_tpu", "cpu", "a CPU"),
+        ("pallas_gpu", "cpu", "a CPU"),
+        ("pallas_gpu", "tpu", "a TPU"),
+        ("pallas_gpu", "gpu:8.0", "a GPU of compute capability 8.0"),
+        ("pallas_gpu", "gpu:10.0", "a GPU of compute capability 10.0"),
+    ],
+)
+def test_named_kernels_of_another_platform_are_refused(backend, platform, device):
+    text = refusal(platform=platform, engine=EngineConfig(attention_backend=backend))
     assert f"attention_backend={backend!r} cannot run" in text
-    assert "set attention_backend='xla'" in text
+    assert f"this is {device}; set attention_backend='xla'" in text
+
+
+def test_the_kernel_for_gpus_runs_where_it_is_named():
+    """It is not the automatic choice before it is measured, and the plan says so."""
+    engine = EngineConfig(attention_backend="pallas_gpu", dtype="bfloat16", page_size=128)
+    assert plan_of(platform="gpu:9.0", engine=engine).attention_backend == "pallas_gpu"
+    automatic = plan_of(platform="gpu:9.0", engine=EngineConfig(dtype="bfloat16", page_size=128))
+    assert automatic.attention_backend == "xla"
+    assert "set attention_backend='pallas_gpu'" in note_of(automatic, "attention_backend").reason
+    for settings, says in (({"dtype": "float32"}, "bfloat16, float16"), ({"page_size": 16}, "set page_size=64")):
+        named = EngineConfig(**{"attention_backend": "pallas_gpu", "dtype": "bfloat16", **settings})
+        assert says in refusal(platform="gpu:9.0", engine=named)
 
 
 def test_a_named_backend_that_can_serve_has_no_note():

@@ -6,8 +6,9 @@ and benchmarks share. Kernels are imported where they are asked for: Pallas take
 
 from jaxspec.attention import AttentionKernel, two_part_attention
 
-# Lanes of a TPU's vector registers: rows of a pool that are no whole number of them are laid out, and copied, anew.
-TPU_LANES = 128
+# What a token's row in a pool is a multiple of, by backend. A TPU's vector registers have 128 lanes: rows that do not
+# fill them get another layout from XLA, and the pool is copied. A GPU's tensor cores take 128 bytes of bfloat16.
+ROW_MULTIPLES = {"pallas_tpu": 128, "pallas_gpu": 64}
 
 
 def attention_kernel(backend: str) -> AttentionKernel:
@@ -21,10 +22,16 @@ def attention_kernel(backend: str) -> AttentionKernel:
         from jaxspec.pallas.tree_attention_tpu import tree_attention
 
         return split_attention(tree_attention)
+    if backend == "pallas_gpu":
+        from jaxspec.pallas.split import split_attention
+        from jaxspec.pallas.tree_attention_gpu import tree_attention
+
+        return split_attention(tree_attention)
     assert backend == "xla", backend
     return two_part_attention
 
 
 def padded_head_dim(backend: str, head_dim: int) -> int:
     """Numbers of one token and head in a pool, at least the head's own."""
-    return -(-head_dim // TPU_LANES) * TPU_LANES if backend == "pallas_tpu" else head_dim
+    multiple = ROW_MULTIPLES.get(backend, 1)
+    return -(-head_dim // multiple) * multiple

@@ -25,13 +25,12 @@ TILE_BYTES = 4 << 20
 VMEM_BYTES = 48 << 20
 
 
-class Tiles(NamedTuple):
-    """Scalars of the tiles that each row may fill, [B, W] int32 each."""
+class Rows(NamedTuple):
+    """Scalars of every row: where its new tokens go, and how many they are."""
 
-    page: Any
-    start: Any  # first slot in the page
-    low: Any  # the tile's tokens from here on ...
-    high: Any  # ... to here are new; none is where it is not above `low`
+    table: Any  # int32 [B, pages]
+    start: Any  # int32 [B], position of the first one
+    count: Any  # int32 [B]
 
 
 def tile_len(dtype: jnp.dtype) -> int:
@@ -48,14 +47,8 @@ def commit_rows(
     assert page_size % size == 0, "a page is made of whole tiles"
     path_len = accepted.path.shape[1]
     num_tiles = (path_len + size - 2) // size + 1  # however the first token lies in its tile
-    first = block.prefix_len // size * size
-    start = first[:, None] + jnp.arange(num_tiles, dtype=jnp.int32) * size  # position of each tile's first token
-    page = jnp.take_along_axis(block.table, start // page_size, axis=1, mode="fill", fill_value=-1)
-    end = block.prefix_len + accepted.count
-    low, high = (jnp.clip(edge[:, None] - start, 0, size) for edge in (block.prefix_len, end))
-    tiles = Tiles(page, start % page_size, low, jnp.where(page >= 0, high, 0))
-
-    offset = first[:, None] + jnp.arange(num_tiles * size, dtype=jnp.int32) - block.prefix_len[:, None]
+    # Where each place of the tiles lies behind the first new token, and which node that is.
+    offset = jnp.arange(num_tiles * size, dtype=jnp.int32) - (block.prefix_len % size)[:, None]
     node = jnp.take_along_axis(accepted.path, jnp.clip(offset, 0, path_len - 1), axis=1)
 
     def lay_out(rows: jax.Array) -> jax.Array:
@@ -66,10 +59,10 @@ def commit_rows(
         return jnp.pad(chosen, [(0, 0)] * 5 + [(0, pool[0].shape[4] - head_dim)])
 
     keys, values = pending
-    return _call(tiles, lay_out(keys), lay_out(values), *pool)
+    return _call(Rows(block.table, block.prefix_len, accepted.count), lay_out(keys), lay_out(values), *pool)
 
 
-def _call(tiles: Tiles, keys: jax.Array, values: jax.Array, *pool: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _call(scalars: Rows, keys: jax.Array, values: jax.Array, *pool: jax.Array) -> tuple[jax.Array, jax.Array]:
     num_layers, num_rows, num_tiles, num_kv, size, head_dim = keys.shape
     one_layer = num_kv * size * head_dim * keys.dtype.itemsize
     fitting = max(1, TILE_BYTES // one_layer)
@@ -81,29 +74,32 @@ def _call(tiles: Tiles, keys: jax.Array, values: jax.Array, *pool: jax.Array) ->
     return pl.pallas_call(
         functools.partial(_fill_tile, layers),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(tiles),
+            num_scalar_prefetch=len(scalars),
             grid=(num_rows, num_tiles, num_layers // layers),
             in_specs=[rows, rows, anywhere, anywhere],
             out_specs=[anywhere, anywhere],
             scratch_shapes=[held, held, pltpu.SemaphoreType.DMA((2,))],
         ),
         out_shape=[jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in pool],
-        input_output_aliases={len(tiles) + 2: 0, len(tiles) + 3: 1},
+        input_output_aliases={len(scalars) + 2: 0, len(scalars) + 3: 1},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=VMEM_BYTES),
         name="commit_tpu",
-    )(*tiles, keys, values, *pool)
+    )(*scalars, keys, values, *pool)
 
 
 def _fill_tile(layers: int, *refs: Any) -> None:
     """One tile of one row, for `layers` layers; the pools are read and written through the outputs."""
-    tiles, (keys, values, _, _, *pools), (*held, semaphores) = Tiles(*refs[:4]), refs[4:10], refs[10:]
+    (table, start, count), (keys, values, _, _, *pools), (*held, semaphores) = refs[:3], refs[3:9], refs[9:]
     row, tile, part = (pl.program_id(axis) for axis in range(3))
-    low, high = tiles.low[row, tile], tiles.high[row, tile]
+    size, page_size, width = held[0].shape[2], pools[0].shape[3], table.shape[1]
+    first = (jax.lax.div(start[row], size) + tile) * size  # position of the tile's first token
+    page = table[row, jnp.minimum(jax.lax.div(first, page_size), width - 1)]
+    low, high = start[row] - first, start[row] + count[row] - first  # of the tile's tokens, those that are new
 
-    @pl.when(high > low)
+    @pl.when((high > jnp.maximum(low, 0)) & (page >= 0) & (first < width * page_size))
     def _():
-        slots = pl.ds(pl.multiple_of(tiles.start[row, tile], held[0].shape[2]), held[0].shape[2])
-        places = [pool.at[pl.ds(part * layers, layers), tiles.page[row, tile], :, slots] for pool in pools]
+        slots = pl.ds(pl.multiple_of(jax.lax.rem(first, page_size), size), size)
+        places = [pool.at[pl.ds(part * layers, layers), page, :, slots] for pool in pools]
         reads = [pltpu.make_async_copy(*pair, semaphores.at[kind]) for kind, pair in enumerate(zip(places, held))]
         writes = [pltpu.make_async_copy(*pair, semaphores.at[kind]) for kind, pair in enumerate(zip(held, places))]
         for copy in reads:

@@ -1,0 +1,61 @@
+"""The kernel for Hopper GPUs against its twin, in JAX's interpreter for GPUs; what is no committed token is NaN.
+
+The interpreter has neither layouts of registers nor transposed operands of the tensor cores, so these are stood in for:
+what is tested is the walk, the copies and their barriers, the masks and the softmax. `test_aot` lowers the real thing.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxspec.attention import Scoring
+from jaxspec.pallas import tree_attention_gpu
+from jaxspec.pallas.specs import TOLERANCE, Heads, Spec
+
+# Not public yet, and so not there in every version.
+interpreter: Any = pytest.importorskip("jax._src.pallas.mosaic_gpu.interpret.params", reason="no interpreter for GPUs")
+
+HEADS = Heads(8, 2, 64)
+
+
+def product(left: Any, right: Any, *, transpose: bool) -> jax.Array:
+    return jnp.dot(left[...], right[...].T if transpose else right[...], preferred_element_type=jnp.float32)
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch):
+    monkeypatch.setattr(plgpu, "layout_cast", lambda array, layout: array)
+    monkeypatch.setattr(plgpu, "load", lambda ref, index, **how: ref[...])
+    iota = jax.lax.broadcasted_iota
+    monkeypatch.setattr(plgpu, "broadcasted_iota", lambda dtype, shape, axis, layout: iota(dtype, shape, axis))
+    monkeypatch.setattr(tree_attention_gpu, "_product", product)
+
+
+# Lengths: no token, one, the last slot of a page, a full page, one more; two parts of queries, and two of own keys.
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec(HEADS, (0, 1, 63, 64, 65), 1, 0),
+        Spec(HEADS, (0, 130), 20, 0, page_size=128),
+        Spec(HEADS, (70, 0), 6, 3, num_earlier=30),
+        Spec(Heads(2, 2, 48), (5, 0), 70, 4),
+        Spec(Heads(2, 2, 64), (5, 0), 70, 0),
+    ],
+    ids=["plain", "chain", "tree", "long tree", "long chain"],
+)
+def test_the_walk_equals_the_twin(spec):
+    inputs = spec.inputs("bfloat16")
+    with interpreter.force_gpu_interpret_mode(interpreter.InterpretGPUParams()):
+        found = np.asarray(inputs.attend("pallas_gpu"), np.float32)
+    expected = np.asarray(inputs.attend("xla"), np.float32)
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE["bfloat16"], rtol=0)
+
+
+@pytest.mark.parametrize("how", [{"scoring": Scoring(window=4)}, {"sinks": jnp.zeros(8)}])
+def test_what_it_does_not_have_is_refused(how):
+    with pytest.raises(NotImplementedError, match="no window, soft cap or sinks"):
+        Spec(HEADS, (5,), 2, 0).inputs("bfloat16").attend("pallas_gpu", **how)

@@ -53,7 +53,8 @@ def product_source(unit: VectorUnit, name: str) -> str:
 
 def _chunk(unit: VectorUnit) -> str:
     return f"""
-; finds the matrix, the tile of rows and the group of panels that a chunk stands for
+; finds the matrix, the group of panels and the tile of rows that a chunk stands for; tiles of one group follow each
+; other, so that its panels are still in the cache
 define internal void @chunk(ptr %job, i64 %index) {{
 entry:
   %tiles = call i64 @word(ptr %job, i64 {Product.TILES})
@@ -71,8 +72,8 @@ skip:
   %next_matrix = getelementptr i64, ptr %matrix, i64 {Matrix.SIZE}
   br label %find
 found:
-  %tile = udiv i64 %place, %groups
-  %group = urem i64 %place, %groups
+  %group = udiv i64 %place, %tiles
+  %tile = urem i64 %place, %tiles
   %row = mul i64 %tile, {tile_rows(unit)}
   call void @group(ptr %job, ptr %matrix, i64 %row, i64 %group)
   ret void

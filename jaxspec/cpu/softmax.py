@@ -13,12 +13,71 @@ ROW_BLOCK = 8
 
 
 def softmax_source(unit: VectorUnit) -> str:
-    """IR of `score`, `hide`, `weigh` and `mix`."""
+    """IR of `seen`, `score`, `hide`, `weigh` and `mix`."""
     forms = Form("scores", 1), Form("values", 1, x_step=unit.lanes, adds=True)
     kernels = [microkernel_source(unit, form, rows) for form in forms for rows in range(1, ROW_BLOCK + 1)]
     blocks = [blocks_source(form, ROW_BLOCK) for form in forms]
-    steps = [_score(unit), _hide(unit), _weigh(unit), _mix_some(unit), _mix(unit)]
+    steps = [_bits(), _seen(), _score(unit), _hide(unit), _weigh(unit), _mix_some(unit), _mix(unit)]
     return "\n".join([*kernels, *blocks, exponential_source(unit), *steps])
+
+
+def _bits() -> str:
+    return f"""
+; a lane's ancestor bits
+define internal ptr @bits(ptr %tile, i64 %lane) {{
+  %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
+  %row = call i64 @word(ptr %tile, i64 {Tile.ROW})
+  %first = call i64 @word(ptr %tile, i64 {Tile.FIRST})
+  %visible = call ptr @pointer(ptr %job, i64 {Sizes.DATA + VISIBLE})
+  %nodes = call i64 @word(ptr %job, i64 {Sizes.NODES})
+  %group = call i64 @word(ptr %job, i64 {Sizes.GROUP})
+  %words = call i64 @word(ptr %job, i64 {Sizes.WORDS})
+  %query = add i64 %first, %lane
+  %node = udiv i64 %query, %group
+  %row_nodes = mul i64 %row, %nodes
+  %row_node = add i64 %row_nodes, %node
+  %offset = mul i64 %row_node, %words
+  %at = getelementptr i32, ptr %visible, i64 %offset
+  ret ptr %at
+}}"""
+
+
+def _seen() -> str:
+    return f"""
+; keys of the block up to the last word of bits that is not empty for some lane: of a causal block, half on average
+define internal i64 @seen(ptr %tile) {{
+entry:
+  %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
+  %count = call i64 @word(ptr %tile, i64 {Tile.COUNT})
+  %words = call i64 @word(ptr %job, i64 {Sizes.WORDS})
+  %block_keys = call i64 @word(ptr %job, i64 {Sizes.BLOCK_KEYS})
+  br label %lanes
+lanes:
+  %lane = phi i64 [ 0, %entry ], [ %next_lane, %lane_done ]
+  %most = phi i64 [ 0, %entry ], [ %more, %lane_done ]
+  %has_lane = icmp slt i64 %lane, %count
+  br i1 %has_lane, label %lane_start, label %exit
+lane_start:
+  %bits = call ptr @bits(ptr %tile, i64 %lane)
+  br label %back
+back:
+  %left = phi i64 [ %words, %lane_start ], [ %index, %back_next ]
+  %has_word = icmp sgt i64 %left, 0
+  br i1 %has_word, label %back_next, label %lane_done
+back_next:
+  %index = sub i64 %left, 1
+  %word = call i64 @int(ptr %bits, i64 %index)
+  %is_empty = icmp eq i64 %word, 0
+  br i1 %is_empty, label %back, label %lane_done
+lane_done:
+  %own = mul i64 %left, 32
+  %more = call i64 @llvm.smax.i64(i64 %most, i64 %own)
+  %next_lane = add i64 %lane, 1
+  br label %lanes
+exit:
+  %keys = call i64 @llvm.smin.i64(i64 %most, i64 %block_keys)
+  ret i64 %keys
+}}"""
 
 
 def _score(unit: VectorUnit) -> str:
@@ -32,7 +91,7 @@ entry:
   %page_size = call i64 @word(ptr %job, i64 {Sizes.PAGE_SIZE})
   %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
   %kv_heads = call i64 @word(ptr %job, i64 {Sizes.KV_HEADS})
-  %block_keys = call i64 @word(ptr %job, i64 {Sizes.BLOCK_KEYS})
+  %seen = call i64 @word(ptr %tile, i64 {Tile.SEEN})
   br label %head
 head:
   %number = phi i64 [ 0, %entry ], [ %next, %body ]
@@ -54,7 +113,7 @@ block:
   %stride = mul i64 %kv_heads, %dim
   %own_offset = mul i64 %length, {unit.lanes}
   %own_to = getelementptr float, ptr %scores, i64 %own_offset
-  call void @all_scores(i64 %block_keys, ptr %own, i64 %stride, ptr %turned, i64 {unit.lanes}, i64 %dim, ptr %own_to,
+  call void @all_scores(i64 %seen, ptr %own, i64 %stride, ptr %turned, i64 {unit.lanes}, i64 %dim, ptr %own_to,
     i64 {unit.lanes}, i64 {unit.lanes})
   ret void
 }}"""
@@ -65,36 +124,35 @@ def _hide(unit: VectorUnit) -> str:
 ; -inf for the block's keys that a query may not see
 define internal void @hide(ptr %tile) {{
 entry:
-  %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
-  %row = call i64 @word(ptr %tile, i64 {Tile.ROW})
-  %first = call i64 @word(ptr %tile, i64 {Tile.FIRST})
   %count = call i64 @word(ptr %tile, i64 {Tile.COUNT})
   %length = call i64 @word(ptr %tile, i64 {Tile.LENGTH})
+  %seen = call i64 @word(ptr %tile, i64 {Tile.SEEN})
   %scores = call ptr @pointer(ptr %tile, i64 {Tile.SCORES})
-  %visible = call ptr @pointer(ptr %job, i64 {Sizes.DATA + VISIBLE})
-  %nodes = call i64 @word(ptr %job, i64 {Sizes.NODES})
-  %group = call i64 @word(ptr %job, i64 {Sizes.GROUP})
-  %words = call i64 @word(ptr %job, i64 {Sizes.WORDS})
-  %block_keys = call i64 @word(ptr %job, i64 {Sizes.BLOCK_KEYS})
-  %row_nodes = mul i64 %row, %nodes
   br label %lanes
 lanes:
   %lane = phi i64 [ 0, %entry ], [ %next_lane, %lane_done ]
   %has_lane = icmp slt i64 %lane, %count
   br i1 %has_lane, label %lane_start, label %exit
 lane_start:
-  %query = add i64 %first, %lane
-  %node = udiv i64 %query, %group
-  %row_node = add i64 %row_nodes, %node
-  %bits_offset = mul i64 %row_node, %words
-  %bits = getelementptr i32, ptr %visible, i64 %bits_offset
+  %bits = call ptr @bits(ptr %tile, i64 %lane)
   %column = getelementptr float, ptr %scores, i64 %lane
   br label %keys
 keys:
-  %key = phi i64 [ 0, %lane_start ], [ %next_key, %key_done ]
+  %key = phi i64 [ 0, %lane_start ], [ %after_word, %whole ], [ %next_key, %key_done ]
+  %has_key = icmp slt i64 %key, %seen
+  br i1 %has_key, label %look, label %lane_done
+look:
   %word_index = lshr i64 %key, 5
   %word = call i64 @int(ptr %bits, i64 %word_index)
   %shift = and i64 %key, 31
+  %is_first = icmp eq i64 %shift, 0
+  %is_full = icmp eq i64 %word, -1
+  %is_skipped = and i1 %is_first, %is_full
+  br i1 %is_skipped, label %whole, label %one
+whole:
+  %after_word = add i64 %key, 32
+  br label %keys
+one:
   %shifted = lshr i64 %word, %shift
   %bit = and i64 %shifted, 1
   %is_seen = icmp eq i64 %bit, 1
@@ -107,8 +165,7 @@ unseen:
   br label %key_done
 key_done:
   %next_key = add i64 %key, 1
-  %has_key = icmp slt i64 %next_key, %block_keys
-  br i1 %has_key, label %keys, label %lane_done
+  br label %keys
 lane_done:
   %next_lane = add i64 %lane, 1
   br label %lanes
@@ -190,7 +247,7 @@ entry:
   %page_size = call i64 @word(ptr %job, i64 {Sizes.PAGE_SIZE})
   %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
   %kv_heads = call i64 @word(ptr %job, i64 {Sizes.KV_HEADS})
-  %block_keys = call i64 @word(ptr %job, i64 {Sizes.BLOCK_KEYS})
+  %seen = call i64 @word(ptr %tile, i64 {Tile.SEEN})
   %bytes = mul i64 %dim, {4 * unit.lanes}
   call void @llvm.memset.p0.i64(ptr %mixed, i8 0, i64 %bytes, i1 0)
   br label %head
@@ -213,6 +270,6 @@ block:
   %stride = mul i64 %kv_heads, %dim
   %own_offset = mul i64 %length, {unit.lanes}
   %own_from = getelementptr float, ptr %weights, i64 %own_offset
-  call void @mix_some(ptr %tile, ptr %own_from, ptr %own, i64 %stride, i64 %block_keys, ptr %mixed)
+  call void @mix_some(ptr %tile, ptr %own_from, ptr %own, i64 %stride, i64 %seen, ptr %mixed)
   ret void
 }}"""

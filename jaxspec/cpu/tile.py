@@ -21,9 +21,9 @@ class Sizes:
 
 
 class Tile:
-    """Words of what a thread has at hand for one chunk."""
+    """Words of what a thread has at hand for one chunk. SEEN: keys of the block up to the last that a query sees."""
 
-    JOB, ROW, KV, FIRST, COUNT, LENGTH, TURNED, SCORES, SUMS, PEAK = range(10)
+    JOB, ROW, KV, FIRST, COUNT, LENGTH, SEEN, TURNED, SCORES, SUMS = range(10)
     SIZE = 10
 
 

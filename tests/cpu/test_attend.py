@@ -120,3 +120,13 @@ def test_far_apart_scores_do_not_overflow():
     np.testing.assert_allclose(
         found, pages.attend(queries, keys, values, None, kernel=two_part_attention), rtol=2e-5, atol=2e-6
     )
+
+
+def test_a_long_causal_block_agrees_with_xla():
+    """Several words of bits, full and empty ones among them."""
+    pages = Pages([40, 3], page_size=16, num_kv=1, dim=16)
+    queries, keys, values = random(2, 100, 3, 16), random(2, 100, 1, 16), random(2, 100, 1, 17)[..., :16]
+    found = pages.attend(queries, keys, values, None)
+    np.testing.assert_allclose(
+        found, pages.attend(queries, keys, values, None, kernel=two_part_attention), rtol=2e-5, atol=2e-6
+    )

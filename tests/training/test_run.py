@@ -80,6 +80,7 @@ def weights(head: Path) -> dict[str, np.ndarray]:
 
 
 def test_a_head_learns_and_the_engine_runs_it(model, data, tmp_path, capsys):
+    """An untrained head drafts as well: it is the target's last layer, which in this target changes little."""
     told: list[Told] = []
     head = train_draft(settings_of(model, data), TrainingTimeTest(), SETTINGS, tmp_path / "run", tell=told.append)
     losses = [line["loss"] for line in read_log(tmp_path / "run") if "loss" in line]
@@ -89,7 +90,8 @@ def test_a_head_learns_and_the_engine_runs_it(model, data, tmp_path, capsys):
     lengths = accept_length(model, untrained), accept_length(model, head)
     with capsys.disabled():
         print(f"\naccept length {lengths[0]:.2f} untrained, {lengths[1]:.2f} trained; loss {losses[-1]:.2f}")
-    assert lengths[1] > lengths[0] + 0.5
+    drafts = [length - 1 for length in lengths]  # accepted a round
+    assert drafts[1] > 1.6 * drafts[0] > 0
 
 
 def test_a_run_in_pieces_gives_the_same_numbers(model, data, tmp_path):

@@ -18,7 +18,7 @@ from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, 
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
 from jaxspec.sizes import Sizes, choose_sizes
 from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, check_steps, fill_shape, paths_of
-from jaxspec.weight_layout import PANELS, CpuKernels, choose_weight_layout
+from jaxspec.weight_layout import CpuKernels, choose_weight_layout
 
 __all__ = ["KNOWN_ALGORITHMS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
 
@@ -198,7 +198,7 @@ def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
         sizes.page_size,
         sizes.max_running_requests,
         sizes.max_model_len,
-        has_cpu_kernels=layout == PANELS,
+        layout,
     )
     backend = choose_backend(engine.attention_backend, needs, given.notes)
     if scan_layers is None:

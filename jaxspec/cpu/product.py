@@ -4,7 +4,7 @@ from jaxspec.cpu.call_frame import Buffer, CallFrame, metadata_source
 from jaxspec.cpu.host import VectorUnit
 from jaxspec.cpu.job import Job, job_source
 from jaxspec.cpu.microkernel import Form, blocks_source, declarations, microkernel_source
-from jaxspec.cpu.words import words_source
+from jaxspec.cpu.words import read_pointers, read_words, words_source
 
 # Bytes of weights that a thread takes at a time, if a panel is not more.
 CHUNK_BYTES = 1 << 16
@@ -86,12 +86,9 @@ define internal void @group(ptr %job, ptr %matrix, i64 %row, i64 %group) {{
 entry:
   %x = call ptr @pointer(ptr %job, i64 {Product.X})
   %all_rows = call i64 @word(ptr %job, i64 {Product.ROWS})
-  %length = call i64 @word(ptr %job, i64 {Product.LENGTH})
-  %step = call i64 @word(ptr %job, i64 {Product.STEP})
-  %panels = call ptr @pointer(ptr %matrix, i64 {Matrix.PANELS})
-  %y = call ptr @pointer(ptr %matrix, i64 {Matrix.Y})
-  %width = call i64 @word(ptr %matrix, i64 {Matrix.WIDTH})
-  %num_panels = call i64 @word(ptr %matrix, i64 {Matrix.NUM_PANELS})
+{read_words("job", Product, "length", "step")}
+{read_pointers("matrix", Matrix, "panels", "y")}
+{read_words("matrix", Matrix, "width", "num_panels")}
   %left = sub i64 %all_rows, %row
   %rows = call i64 @llvm.smin.i64(i64 %left, i64 {tile_rows(unit)})
   %first = mul i64 %group, %step
@@ -151,8 +148,7 @@ def _add_matrices() -> str:
 ; the matrices behind x in the arguments, and their results; returns the number of chunks
 define internal i64 @add_matrices(ptr %job, ptr %arguments, ptr %results, i64 %matrices) {{
 entry:
-  %tiles = call i64 @word(ptr %job, i64 {Product.TILES})
-  %step = call i64 @word(ptr %job, i64 {Product.STEP})
+{read_words("job", Product, "tiles", "step")}
   %step_less = sub i64 %step, 1
   %first = getelementptr i64, ptr %job, i64 {Job.SIZE + Product.SIZE}
   br label %head
@@ -196,8 +192,7 @@ entry:
   br i1 %is_query, label %exit, label %call
 call:
   %matrices = call i64 @word(ptr %frame, i64 {CallFrame.NUM_RESULTS})
-  %arguments = call ptr @pointer(ptr %frame, i64 {CallFrame.ARGUMENTS})
-  %results = call ptr @pointer(ptr %frame, i64 {CallFrame.RESULTS})
+{read_pointers("frame", CallFrame, "arguments", "results")}
   %x_buffer = call ptr @pointer(ptr %arguments, i64 0)
   %job = call ptr @new_product(ptr %frame, ptr %x_buffer, i64 %matrices)
   %chunks = call i64 @add_matrices(ptr %job, ptr %arguments, ptr %results, i64 %matrices)

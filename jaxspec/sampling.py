@@ -55,7 +55,7 @@ def mask_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
     keys = _ordered(logits)
     shape = (*logits.shape[:-1], 1)
 
-    def search(is_needed: jax.Array, holds: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    def search(is_needed: jax.Array, holds) -> jax.Array:
         """The threshold, or 0 where nobody needs one: the passes take longer than all else in a sampled round."""
         return jax.lax.cond(jnp.any(is_needed), lambda: _largest(holds, shape), lambda: jnp.zeros(shape, jnp.uint32))
 

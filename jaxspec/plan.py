@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from typing import Any
 
 # The kinds of note, and what they mean under strict=True.
 AUTO = "auto"  # a value the user left open was filled in
@@ -144,10 +145,14 @@ class SpecPlan:
         for note in self.notes:
             _LOGGER.log(logging.INFO if note.kind == AUTO else logging.WARNING, "plan: %s", note)
 
-    def _values(self) -> str:
+    def settings(self) -> dict[str, Any]:
+        """What is set, by name, without the notes; of a merged method only where there is one."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "notes"]
-        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.merge is None:
-            del values["merge_num_steps"]
+            names.remove("merge_num_steps")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _values(self) -> str:
+        values = self.settings()
         values["rounds_in_flight"] = f"{self.rounds_in_flight} ({'v2' if self.rounds_in_flight else 'v1'})"
         return "plan: " + ", ".join(f"{name}={value}" for name, value in values.items())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from jaxspec import sglang_flags
-from jaxspec.config import ATTENTION_BACKENDS, DTYPES, EngineConfig, SamplingParams, SpecConfig
+from jaxspec.config import ATTENTION_BACKENDS, DTYPES, WEIGHT_DTYPES, EngineConfig, SamplingParams, SpecConfig
 from jaxspec.draft_choice import AVAILABLE_ACCEPT_RULES
 
 _NOT_GIVEN: Any = argparse.SUPPRESS
@@ -51,6 +51,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
     group.switch("skip_tokenizer_init", "run on token ids alone")
     group.value("random_seed", int, "draws the seeds of requests that bring none")
     group.value("dtype", str, f"of weights, activations and caches: {', '.join(DTYPES)}")
+    group.value("weight_dtype", str, f"what multiplied weights are stored as: {', '.join(WEIGHT_DTYPES)}")
     group.value("attention_backend", str, f"one of {', '.join(ATTENTION_BACKENDS)}")
     group.toggle("warmup", "compile every shape before the first request")
     group.toggle("progress", "show progress bars (automatic: only on a terminal)")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LOGPROBS", "MAX_SEED", "EngineConfig", "SamplingParams", "SpecConfig", "check_settings"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "int8")
 ATTENTION_BACKENDS = ("auto", "xla", "cpu", "pallas_tpu", "pallas_gpu")
 # A lookup compares every length of suffix: each makes the compiled step longer.
 MAX_NGRAM = 64
@@ -38,6 +39,8 @@ class EngineConfig:
 
     Attributes:
         dtype: of weights, activations and caches.
+        weight_dtype: what weights that are multiplied are stored as, of `WEIGHT_DTYPES`; "auto" is dtype. Another one
+            makes them smaller and the output another model's: by the CPU's kernels, which compute in float32.
         max_model_len: most tokens of a prompt and its output; at most what the model was built for.
         page_size: tokens in a page of the KV cache.
         max_total_tokens: tokens the KV pool holds.
@@ -65,6 +68,7 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
+    weight_dtype: str = "auto"
     max_model_len: int | None = None
     page_size: int | None = None
     max_total_tokens: int | None = None
@@ -88,6 +92,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, DTYPES)
+        check_choice("weight_dtype", self.weight_dtype, WEIGHT_DTYPES)
         check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.chunked_prefill_size == -1:
             set_checked(self, chunked_prefill_size=None)

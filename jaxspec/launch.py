@@ -189,7 +189,7 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
     how: dict[str, Any] = {
         "dtype": plan.dtype,
         "scan_layers": plan.scan_layers,
-        "as_panels": plan.weight_layout == PANELS,
+        "panel_dtype": plan.weight_dtype if plan.weight_layout == PANELS else None,
     }
     network, leaves = target.load(**how)
     vocab_size = network.config.vocab_size

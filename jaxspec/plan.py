@@ -99,6 +99,7 @@ class SpecPlan:
         scan_layers: whether equal layers are stacked and scanned over.
         attention_backend: "xla", or "cpu" for the CPU's kernel.
         weight_layout: "plain" arrays, or "panels" for the CPU's kernel.
+        weight_dtype: what weights that are multiplied are stored as; "int8" is one scale for some values of a column.
         notes: what was filled in, replaced or found worth saying, in the order it was decided.
     """
 
@@ -128,6 +129,7 @@ class SpecPlan:
     attention_backend: str
     scan_layers: bool
     weight_layout: str = "plain"
+    weight_dtype: str = "float32"
     notes: tuple[Note, ...] = ()
 
     @property

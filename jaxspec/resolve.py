@@ -18,7 +18,7 @@ from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, 
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
 from jaxspec.sizes import Sizes, choose_sizes
 from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, check_steps, fill_shape, paths_of
-from jaxspec.weight_layout import PANELS, CpuKernels, choose_weight_layout
+from jaxspec.weight_layout import CpuKernels, choose_weight_dtype, choose_weight_layout
 
 __all__ = ["KNOWN_ALGORITHMS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
 
@@ -183,6 +183,7 @@ class _DeviceChoices(NamedTuple):
     attention_backend: str
     scan_layers: bool
     weight_layout: str
+    weight_dtype: str
 
 
 def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
@@ -192,13 +193,14 @@ def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
         dtype = given.dtype_default
         given.note("dtype", "auto", dtype, f"{reason}; set dtype")
     layout = choose_weight_layout(given.env, dtype, engine.attention_backend, given.cpu_kernels, given.notes)
+    weight_dtype = choose_weight_dtype(engine.weight_dtype, dtype, layout, given.notes)
     needs = AttentionNeeds(
         given.platform,
         dtype,
         sizes.page_size,
         sizes.max_running_requests,
         sizes.max_model_len,
-        has_cpu_kernels=layout == PANELS,
+        layout,
     )
     backend = choose_backend(engine.attention_backend, needs, given.notes)
     if scan_layers is None:
@@ -207,7 +209,7 @@ def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
     if engine.compilation_cache_dir == "auto" and given.compilation_cache_dir is not None:
         why = "compiled programs are kept there for the next start; set compilation_cache_dir, or None to keep none"
         given.note("compilation_cache_dir", "auto", given.compilation_cache_dir, why)
-    return _DeviceChoices(dtype, backend, scan_layers, layout)
+    return _DeviceChoices(dtype, backend, scan_layers, layout, weight_dtype)
 
 
 def _shape(given: _Given, spec: SpecConfig, algorithm: str, max_model_len: int) -> TreeShape:

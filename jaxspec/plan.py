@@ -98,6 +98,8 @@ class SpecPlan:
         scan_layers: whether equal layers are stacked and scanned over.
         attention_backend: "xla", or "cpu" for the CPU's kernel.
         weight_layout: "plain" arrays, or "panels" for the CPU's kernel.
+        simulate_accept_len: mean tokens of a round whose drafts are accepted unseen, so that the output is not the
+            model's; None where the target judges.
         notes: what was filled in, replaced or found worth saying, in the order it was decided.
     """
 
@@ -127,6 +129,7 @@ class SpecPlan:
     attention_backend: str
     scan_layers: bool
     weight_layout: str = "plain"
+    simulate_accept_len: float | None = None
     notes: tuple[Note, ...] = ()
 
     @property

@@ -61,6 +61,12 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
     group.value("max_logprobs", _int, "most top log-probabilities a request may ask for")
 
 
+def add_simulation_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds `EngineConfig.simulate_accept_len`: for benchmarks, because the output is not the model's then."""
+    group = _Group(parser, "simulation", EngineConfig)
+    group.value("simulate_accept_len", float, "accept drafts unseen, so that a round emits so many tokens on average")
+
+
 def add_spec_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `SpecConfig`, and SGLang's others, which `spec_config` refuses by name."""
     group = _Group(parser, "speculation", SpecConfig)

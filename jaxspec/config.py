@@ -14,6 +14,7 @@ from jaxspec.checks import (
     check_ints,
     check_optional_ints,
     check_path,
+    check_real,
     set_checked,
 )
 from jaxspec.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
@@ -61,6 +62,8 @@ class EngineConfig:
         scan_layers: stack equal layers and scan over them.
         max_stop_token_ids: most stop ids a request may have, the model's own included.
         max_logprobs: most top log-probabilities a request may ask for.
+        simulate_accept_len: for benchmarks alone: rounds accept drafts unseen, so that they emit so many tokens on
+            average; the output is then not the model's. At most three decimals.
 
     Raises:
         TypeError: a value has the wrong Python type.
@@ -89,6 +92,7 @@ class EngineConfig:
     scan_layers: bool | None = None
     max_stop_token_ids: int = 16
     max_logprobs: int = MAX_LOGPROBS
+    simulate_accept_len: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, DTYPES)
@@ -114,6 +118,8 @@ class EngineConfig:
                 check_bool(name, getattr(self, name))
         if self.compilation_cache_dir is not None:
             set_checked(self, compilation_cache_dir=check_path("compilation_cache_dir", self.compilation_cache_dir))
+        if self.simulate_accept_len is not None:
+            set_checked(self, simulate_accept_len=_check_accept_len(self.simulate_accept_len))
         self._check_buckets()
 
     def _check_buckets(self) -> None:
@@ -132,6 +138,17 @@ class EngineConfig:
                     f"add a bucket of at least {limit}, or set {limit_name}={buckets[-1]}."
                 )
             set_checked(self, **{name: buckets})
+
+
+def _check_accept_len(value: object) -> float:
+    """Returns a mean number of tokens of a round."""
+    length = check_real("simulate_accept_len", value)
+    if not 1 <= length <= MAX_NODES + 1 or round(length, 3) != length:
+        raise ValueError(
+            f"simulate_accept_len={length:g} must be from 1 to {MAX_NODES + 1} with at most three decimals; "
+            "set None to accept what the target accepts."
+        )
+    return length
 
 
 def _check_method(name: str, value: object, hint: str) -> str:

@@ -215,4 +215,5 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
         other, other_leaves = make(plan.merge, second, drafts[1])
         method, draft_leaves = Merged((one, other), plan.num_draft_tokens), (one_leaves, other_leaves)
     num_top = min(settings.max_logprobs, vocab_size)
-    return Program(network, method, plan.rounds_per_dispatch, num_top), Params(leaves, draft_leaves)
+    program = Program(network, method, plan.rounds_per_dispatch, num_top, plan.simulate_accept_len)
+    return program, Params(leaves, draft_leaves)

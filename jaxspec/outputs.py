@@ -44,6 +44,8 @@ class Completion:
         rounds: verify rounds that emitted tokens.
         accept_length: tokens emitted by rounds / rounds; None without a round.
         accepted_per_position: entry j is how many rounds accepted at least j + 1 drafts.
+        simulate_accept_len: where acceptance was simulated (see `EngineConfig`): then neither tokens nor text are the
+            model's, and the counts are what was asked for.
     """
 
     index: int
@@ -58,6 +60,7 @@ class Completion:
     proposed: int
     accepted_per_position: list[int]
     timings: Timings
+    simulate_accept_len: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +111,10 @@ class RequestOutput:
     @property
     def timings(self) -> Timings:
         return self.completions[0].timings
+
+    @property
+    def simulate_accept_len(self) -> float | None:
+        return self.completions[0].simulate_accept_len
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

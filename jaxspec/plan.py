@@ -100,6 +100,8 @@ class SpecPlan:
         attention_backend: "xla", or "cpu" for the CPU's kernel.
         weight_layout: "plain" arrays, or "panels" for the CPU's kernel.
         weight_dtype: what weights that are multiplied are stored as; "int8" is one scale for some values of a column.
+        simulate_accept_len: mean tokens of a round whose drafts are accepted unseen, so that the output is not the
+            model's; None where the target judges.
         notes: what was filled in, replaced or found worth saying, in the order it was decided.
     """
 
@@ -130,6 +132,7 @@ class SpecPlan:
     scan_layers: bool
     weight_layout: str = "plain"
     weight_dtype: str = "float32"
+    simulate_accept_len: float | None = None
     notes: tuple[Note, ...] = ()
 
     @property

@@ -51,6 +51,7 @@ class Request:
         prefilled: how many of them were dispatched.
         prefill_in_flight: the last chunk was dispatched and its token is not yet known.
         in_flight: rounds dispatched and not retired.
+        simulate_accept_len: see `Completion`.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Request:
     arrival: float = 0.0
     first_token: float | None = None
     finished: float | None = None
+    simulate_accept_len: float | None = None
 
     @property
     def sequence(self) -> list[int]:
@@ -136,6 +138,7 @@ class Request:
             proposed=stats.proposed,
             accepted_per_position=stats.accepted_per_position,
             timings=Timings(arrival=self.arrival, first_token=self.first_token, finished=self.finished),
+            simulate_accept_len=self.simulate_accept_len,
         )
 
 
@@ -148,6 +151,7 @@ class RequestRules:
         vocab_size: token ids are below this.
         eos_ids: end-of-sequence tokens of the model.
         max_stop_token_ids, max_logprobs: widths of the device's arrays.
+        simulate_accept_len: see `Completion`.
     """
 
     max_model_len: int
@@ -155,6 +159,7 @@ class RequestRules:
     eos_ids: tuple[int, ...] = ()
     max_stop_token_ids: int = 16
     max_logprobs: int = 20
+    simulate_accept_len: float | None = None
 
 
 def make_requests(
@@ -190,6 +195,7 @@ def make_requests(
             seed=completion_seed(seed, index),
             budget=budget,
             stop_ids=stop_ids,
+            simulate_accept_len=rules.simulate_accept_len,
         )
         for index in range(params.n)
     ]

@@ -5,6 +5,7 @@ value filled in late can ask for what the chosen schedule does not run.
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -143,6 +144,7 @@ def _resolve(given: _Given) -> SpecPlan:
     elif rounds_in_flight and not allows_v2(given.env):
         reason = "no effect on plain decoding; set disable_overlap_schedule to have it wait for each step"
         given.note(SPEC_V2_VARIABLE, given.env[SPEC_V2_VARIABLE], None, reason, WARNING)
+    _check_simulation(given, settings, max(shape.num_steps, merge.merge_num_steps) + 1)
     if settings.strict:
         _refuse_changes(given.notes)
     return SpecPlan(
@@ -159,6 +161,7 @@ def _resolve(given: _Given) -> SpecPlan:
         ngram_max_match=settings.ngram_max_match,
         **sizes._asdict(),
         **device._asdict(),
+        simulate_accept_len=given.engine.simulate_accept_len,
         notes=tuple(given.notes),
     )
 
@@ -166,6 +169,27 @@ def _resolve(given: _Given) -> SpecPlan:
 def allows_v2(env: Mapping[str, str]) -> bool:
     """Reads the variable that rules out v2 under speculation; unset and empty allow it."""
     return is_on(env, SPEC_V2_VARIABLE, "set 1 for v2 or 0 for v1")
+
+
+def _check_simulation(given: _Given, spec: SpecConfig, path_len: int) -> None:
+    """Says that acceptance is simulated; refuses it where nothing could be."""
+    length = given.engine.simulate_accept_len
+    if length is None:
+        return
+    if given.spec is None:
+        raise ValueError(f"simulate_accept_len={length:g} needs drafts to accept; set spec, or leave it out.")
+    if length > path_len:
+        raise ValueError(
+            f"simulate_accept_len={length:g} is more than a round can emit; "
+            f"set at most {path_len}, or num_steps to at least {math.ceil(length) - 1}."
+        )
+    if spec.accept_rule != "coupled":
+        raise ValueError(
+            f"simulate_accept_len={length:g} replaces what accept_rule={spec.accept_rule!r} would do; "
+            "leave one of them out."
+        )
+    reason = "SIMULATED acceptance, for benchmarks alone: THE OUTPUT IS NOT THE MODEL'S; leave it out for real output"
+    given.note("simulate_accept_len", length, length, reason, WARNING)
 
 
 def _check_dp_attention(given: _Given) -> None:

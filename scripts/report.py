@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
+from jaxspec.config import EngineConfig
 from jaxspec.outputs import Completion
 from jaxspec.plan import SpecPlan
 
@@ -33,6 +34,14 @@ def decode_rate(completion: Completion) -> float | None:
 
 def number(value: float | None, digits: int = 2, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def simulation_mark(engine: EngineConfig) -> dict[str, str]:
+    """What a report says first where acceptance is simulated: one entry, or none."""
+    length = engine.simulate_accept_len
+    if length is None:
+        return {}
+    return {"SIMULATED": f"accept length {length:g}: drafts were accepted unseen, and the tokens are not the model's"}
 
 
 def plan_values(plan: SpecPlan) -> dict[str, Any]:

@@ -91,6 +91,11 @@ class Engine:
         """Whether a request is not finished, or a dispatch not read."""
         return self._scheduler.has_work or bool(self._in_flight)
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is neither closed nor failed in a step."""
+        return self._unusable is None
+
     def warmup_programs(self) -> list[Warmup]:
         """Every program that a dispatch may need."""
         prefills = [Warmup(rows, chunk) for rows, chunk in self.limits.prefill_shapes]

@@ -38,6 +38,7 @@ def make_limits(plan: SpecPlan, settings: EngineConfig) -> Limits:
         chunk_buckets=plan.prefill_chunk_buckets,
         max_chunk=plan.chunked_prefill_size,
         prefill_rows=min(PREFILL_ROWS, plan.max_running_requests),
+        prefix_caching=plan.prefix_caching,
     )
 
 
@@ -83,7 +84,7 @@ class Engine:
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that no request owns."""
+        """Pages that no request owns, those among them that are kept for what is in them."""
         return self._scheduler.pool.num_free
 
     @property
@@ -187,6 +188,8 @@ class Engine:
         for index, chunk in enumerate(batch.chunks):
             _fill_chunk(chunks, index, chunk)
             _fill_table(chunks.table, index, self._scheduler.page_row(chunk.request))
+            if chunk.adopted:
+                self._runner.adopt(chunk.row, chunk.adopted)
         self._in_flight.append(_Dispatch(batch, self._runner.prefill(chunks)))
         return True
 

@@ -51,6 +51,9 @@ class Request:
         prefilled: how many of them were dispatched.
         prefill_in_flight: the last chunk was dispatched and its token is not yet known.
         in_flight: rounds dispatched and not retired.
+        num_adopted: tokens of `prefill_ids` that were in pages already, and are not computed.
+        page_names: of the first pages of its sequence, see `jaxspec.prefix`.
+        num_named: how many of its pages have got their names in the pool.
     """
 
     id: str
@@ -75,6 +78,9 @@ class Request:
     prefilled: int = 0
     prefill_in_flight: bool = False
     in_flight: int = 0
+    num_adopted: int = 0
+    page_names: list[bytes] = dataclasses.field(default_factory=list)
+    num_named: int = 0
     arrival: float = 0.0
     first_token: float | None = None
     finished: float | None = None

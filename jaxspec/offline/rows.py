@@ -74,8 +74,9 @@ def name_of(line: bytes, number: int) -> Name:
         return Name(f"line-{number}")
     is_openai = openai_batch.ID in values or "body" in values
     given = values.get(openai_batch.ID if is_openai else "id")
-    is_given = isinstance(given, str) or (isinstance(given, int) and not isinstance(given, bool) and not is_openai)
-    return Name(given if is_given else f"line-{number}", is_openai)
+    if isinstance(given, str) or (isinstance(given, int) and not isinstance(given, bool) and not is_openai):
+        return Name(given, is_openai)
+    return Name(f"line-{number}", is_openai)
 
 
 def read_row(line: bytes, number: int, reading: Reading) -> Row:

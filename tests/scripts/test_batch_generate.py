@@ -71,7 +71,7 @@ def read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()]
 
 
-def answers(path: Path) -> dict[str, dict]:
+def answers(path: Path) -> dict[Any, dict]:
     """The rows by id; each id is there once."""
     rows = read_rows(path)
     found = {row.get("custom_id", row.get("id")): row for row in rows}
@@ -129,7 +129,7 @@ def test_every_format_is_answered_and_wrong_rows_are_errors(model, tmp_path, cap
 
 
 @pytest.fixture(scope="module")
-def whole(model, tmp_path_factory) -> tuple[Path, dict[str, dict]]:
+def whole(model, tmp_path_factory) -> tuple[Path, dict[Any, dict]]:
     """A file of 30 prompts, and what an undisturbed run answers."""
     folder = tmp_path_factory.mktemp("whole")
     source = write_prompts(folder / "in.jsonl", 30)

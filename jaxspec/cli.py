@@ -45,6 +45,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
     group.value("chunked_prefill_size", _int, "prompt tokens computed in one step; -1 is the whole prompt")
     group.value("decode_row_buckets", _ints, "batch sizes that decoding is compiled for, e.g. 1,4,16")
     group.value("prefill_chunk_buckets", _ints, "chunk lengths that prefill is compiled for, e.g. 64,512")
+    group.toggle("prefix_caching", "compute what several prompts begin with once")
     group.value("rounds_per_dispatch", _int, "rounds the device runs before the host looks")
     group.switch("disable_overlap_schedule", "wait for each round (v1) instead of overlapping one (v2)")
     group.switch("enable_dp_attention", "data-parallel attention (not in this version)")

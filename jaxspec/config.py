@@ -50,6 +50,7 @@ class EngineConfig:
         chunked_prefill_size: tokens of a prompt computed in one step; None or -1 (None once built) is all of them.
         decode_row_buckets: batch sizes that decoding is compiled for. Sorted once built.
         prefill_chunk_buckets: chunk lengths that prefill is compiled for. Sorted once built.
+        prefix_caching: take over the pages of an earlier request that began alike instead of computing them again.
         rounds_per_dispatch: rounds the device runs before the host looks.
         disable_overlap_schedule: wait for each round (v1) instead of overlapping one (v2).
         enable_dp_attention: data-parallel attention; refused by name in this version.
@@ -80,6 +81,7 @@ class EngineConfig:
     chunked_prefill_size: int | None = 512
     decode_row_buckets: Sequence[int] | None = None
     prefill_chunk_buckets: Sequence[int] | None = None
+    prefix_caching: bool = True
     rounds_per_dispatch: int = 1
     disable_overlap_schedule: bool = False
     enable_dp_attention: bool = False
@@ -111,7 +113,13 @@ class EngineConfig:
             max_stop_token_ids=check_int("max_stop_token_ids", self.max_stop_token_ids, low=1, high=MAX_INT32),
             max_logprobs=check_int("max_logprobs", self.max_logprobs, low=0, high=MAX_LOGPROBS),
         )
-        for name in ("disable_overlap_schedule", "enable_dp_attention", "skip_tokenizer_init", "warmup"):
+        for name in (
+            "disable_overlap_schedule",
+            "enable_dp_attention",
+            "skip_tokenizer_init",
+            "warmup",
+            "prefix_caching",
+        ):
             check_bool(name, getattr(self, name))
         for name in ("progress", "scan_layers"):
             if getattr(self, name) is not None:

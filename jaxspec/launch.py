@@ -27,7 +27,7 @@ from jaxspec.draft.shape import StaticTree, TreeShape
 from jaxspec.engine import Engine
 from jaxspec.loading.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.loading.drafts import DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
-from jaxspec.plan import SpecPlan, TargetInfo
+from jaxspec.plan import Note, SpecPlan, TargetInfo
 from jaxspec.resolve import resolve
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.sizes import num_rows
@@ -82,7 +82,12 @@ def launch(
         dtype=dtype,
         attention_backend=plan.attention_backend,
     )
-    engine = Engine(make_runner(program, params, shape), plan, settings)
+    runner = make_runner(program, params, shape)
+    if plan.prefix_caching and not runner.keeps_all_in_pages:
+        reason = "this model keeps more of a prompt than its pages, which are all that requests can share"
+        note = Note("prefix_caching", True, False, reason)
+        plan = dataclasses.replace(plan, prefix_caching=False, notes=(*plan.notes, note))
+    engine = Engine(runner, plan, settings)
     if settings.warmup:
         warm_up(engine, settings.progress)
     return engine

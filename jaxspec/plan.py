@@ -93,6 +93,7 @@ class SpecPlan:
         rounds_in_flight: 0 waits for each round (v1), 1 overlaps one (v2).
         rounds_per_dispatch: rounds the device runs before the host looks.
         num_pages: pages of the KV pool, of page_size tokens each.
+        prefix_caching: whether pages of requests that began alike are shared.
         chunked_prefill_size: most tokens of a prompt computed in one step.
         decode_row_buckets: batch sizes that decoding is compiled for, ascending.
         prefill_chunk_buckets: chunk lengths that prefill is compiled for, ascending.
@@ -133,6 +134,7 @@ class SpecPlan:
     weight_layout: str = "plain"
     weight_dtype: str = "float32"
     simulate_accept_len: float | None = None
+    prefix_caching: bool = True
     notes: tuple[Note, ...] = ()
 
     @property

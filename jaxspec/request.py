@@ -52,6 +52,9 @@ class Request:
         prefill_in_flight: the last chunk was dispatched and its token is not yet known.
         in_flight: rounds dispatched and not retired.
         simulate_accept_len: see `Completion`.
+        num_adopted: tokens of `prefill_ids` that were in pages already, and are not computed.
+        page_names: of the first pages of its sequence, see `jaxspec.prefix`.
+        num_named: how many of its pages have got their names in the pool.
     """
 
     id: str
@@ -76,6 +79,9 @@ class Request:
     prefilled: int = 0
     prefill_in_flight: bool = False
     in_flight: int = 0
+    num_adopted: int = 0
+    page_names: list[bytes] = dataclasses.field(default_factory=list)
+    num_named: int = 0
     arrival: float = 0.0
     first_token: float | None = None
     finished: float | None = None

@@ -155,6 +155,7 @@ def _resolve(given: _Given) -> SpecPlan:
         **merge._asdict(),
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=given.engine.rounds_per_dispatch,
+        prefix_caching=given.engine.prefix_caching,
         accept_rule=settings.accept_rule,
         shared_noise=settings.shared_noise,
         ngram_min_match=settings.ngram_min_match,

@@ -212,6 +212,7 @@ def engine_over(runner: Runner, *, rounds_in_flight: int = 1, pool_pages: int | 
         num_draft_tokens=method.num_draft_tokens,
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=runner.program.rounds,
+        prefix_caching=EngineConfig(**settings).prefix_caching,
         accept_rule="coupled",
         shared_noise=True,
         ngram_min_match=1,

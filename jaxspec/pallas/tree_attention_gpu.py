@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxspec.attention import MASKED, PLAIN_SCORING, AttentionInputs, Scoring
+from jaxspec.attention import MASKED, AttentionInputs, Scoring, capped, walk_range
+from jaxspec.pallas.masks import signed_words
 from jaxspec.tree import WORD_BITS
 
 # Query rows of a block of threads, and keys of a step: what the tensor cores of a warpgroup multiply at once.
@@ -28,7 +29,7 @@ class Sizes(NamedTuple):
     num_keys: int  # earlier nodes and the block's own
     head_dim: int
     page_size: int
-    is_causal: bool
+    scoring: Scoring
 
 
 class Operands(NamedTuple):
@@ -36,11 +37,14 @@ class Operands(NamedTuple):
 
     layer: Any  # int32 [1]
     length: Any  # int32 [B]
+    begin: Any  # int32 [B], first step of the walk over the prefix
     table: Any  # int32 [B, pages]
     queries: Any  # [B, K, Q, D]
+    words: Any  # int32 [B, words, Q], or None for a causal block
+    positions: Any  # int32 [B, Q], or None without a window
+    sinks: Any  # float32 [K, Q], or None
     keys: Any  # [B, K, M, D]
     values: Any  # [B, K, M, D]
-    words: Any  # int32 [B, words, Q]; of a causal block zeros that are not read
     key_pool: Any  # [L, pages, K, page_size, D]
     value_pool: Any
 
@@ -68,30 +72,41 @@ def tree_attention(inputs: AttentionInputs, scoring: Scoring) -> jax.Array:
     """See `jaxspec.attention.two_part_attention`, its twin.
 
     Raises:
-        NotImplementedError: a window, a soft cap or sinks.
+        NotImplementedError: values that are a part of the keys (latent attention).
     """
     queries, keys, values, pool, layer, block, sinks = inputs
-    if scoring != PLAIN_SCORING or sinks is not None:
-        raise NotImplementedError("the kernel for GPUs has no window, soft cap or sinks; use 'xla'")
+    if values is None:
+        raise NotImplementedError(
+            f"the kernel for GPUs has no latent attention: sums of {TILE} x {scoring.value_dim} numbers do not fit "
+            "into the registers of a warpgroup; use 'xla'"
+        )
     num_queries, num_keys, head_dim = queries.shape[2], keys.shape[1], queries.shape[3]
     num_nodes = block.positions.shape[1]
     page_size, width = pool[0].shape[3:]
-    sizes = Sizes(num_queries // num_nodes, num_nodes, num_keys, width, page_size, block.ancestors is None)
+    sizes = Sizes(num_queries // num_nodes, num_nodes, num_keys, width, page_size, scoring)
     more, columns = -num_queries % TILE, (0, width - head_dim)
     own = [(0, 0), (0, 0), (0, -num_keys % TILE), columns]
-    if block.ancestors is None:
-        words = jnp.zeros((queries.shape[0], 1, num_queries + more), jnp.int32)
-    else:
-        words = jax.lax.bitcast_convert_type(block.ancestors, jnp.int32).transpose(0, 2, 1)
-        words = jnp.pad(jnp.repeat(words, sizes.group, axis=2), [(0, 0), (0, 0), (0, more)])
+    begin, _ = walk_range(block, TILE, scoring.window)
+
+    def per_query(array: jax.Array) -> jax.Array:
+        """Numbers of nodes, the last axis, as those of whole tiles of query rows."""
+        repeated = jnp.repeat(array, sizes.group, axis=-1)
+        return jnp.pad(repeated, [(0, 0)] * (array.ndim - 1) + [(0, more)])
+
+    words = None
+    if block.ancestors is not None:
+        words = per_query(signed_words(block.ancestors, num_keys, scoring.window).transpose(0, 2, 1))
     operands = Operands(
         layer=jnp.full(1, layer, jnp.int32),
         length=block.prefix_len,
+        begin=begin,
         table=jnp.maximum(block.table, 0),
         queries=jnp.pad(queries, [(0, 0), (0, 0), (0, more), columns]),
+        words=words,
+        positions=None if scoring.window is None else per_query(block.positions),
+        sinks=None if sinks is None else jnp.pad(sinks, [(0, 0), (0, more)]),
         keys=jnp.pad(keys.transpose(0, 2, 1, 3), own),
         values=jnp.pad(values.transpose(0, 2, 1, 3), own),
-        words=words,
         key_pool=pool[0],
         value_pool=pool[1],
     )
@@ -112,9 +127,12 @@ def _call(sizes: Sizes, operands: Operands) -> jax.Array:
         value_barriers=plgpu.Barrier(num_barriers=2),
     )
 
+    # What a call leaves out is no operand.
+    used = [name for name in Operands._fields if getattr(operands, name) is not None]
+
     def body(*refs: Any) -> None:
-        count = len(Operands._fields)
-        _run(sizes, Operands(*refs[:count]), refs[count], Scratch(*refs[count + 1 :]))
+        given = Operands(*[None] * len(Operands._fields))._replace(**dict(zip(used, refs)))
+        _run(sizes, given, refs[len(used)], Scratch(*refs[len(used) + 1 :]))
 
     return plgpu.kernel(
         body,
@@ -123,7 +141,7 @@ def _call(sizes: Sizes, operands: Operands) -> jax.Array:
         grid=(num_rows, num_kv, num_queries // TILE),
         grid_names=("row", "head", "part"),
         kernel_name="tree_attention_gpu",
-    )(*operands)
+    )(*[getattr(operands, name) for name in used])
 
 
 def _run(sizes: Sizes, operands: Operands, out: Any, scratch: Scratch) -> None:
@@ -131,15 +149,15 @@ def _run(sizes: Sizes, operands: Operands, out: Any, scratch: Scratch) -> None:
     row, head, part = (jax.lax.axis_index(name) for name in ("row", "head", "part"))
     rows = pl.ds(part * TILE, TILE)
     length = operands.length[row]
-    end = pl.cdiv(length, TILE)
-    last = end + _own_end(sizes, part)
+    begin, end = operands.begin[row], pl.cdiv(length, TILE)
+    last = end + _own_end(sizes, part, is_causal=operands.words is None)
     fetch = functools.partial(_fetch, sizes, operands, scratch, end)
     plgpu.copy_gmem_to_smem(operands.queries.at[row, head, rows], scratch.queries, scratch.query_barrier)
-    fetch(jnp.int32(0), jnp.int32(0))
+    fetch(begin, jnp.int32(0))
     plgpu.barrier_wait(scratch.query_barrier)
 
     def step(index: jax.Array, sums: Sums) -> Sums:
-        slot = jax.lax.rem(index, 2)
+        slot = jax.lax.rem(index - begin, 2)
 
         @pl.when(index + 1 < last)
         def _():
@@ -159,12 +177,9 @@ def _run(sizes: Sizes, operands: Operands, out: Any, scratch: Scratch) -> None:
             plgpu.commit_smem()
 
         visible = _visible(sizes, operands, row, part, left, index - end)
-        return _add(sums, scratch, slot, visible)
+        return _add(sums, scratch, slot, visible, sizes.scoring.soft_cap)
 
-    column = functools.partial(jnp.full, (TILE,), dtype=jnp.float32)
-    by_row = lambda array: plgpu.layout_cast(array, plgpu.Layout.WGMMA.reduce(1))  # noqa: E731
-    total = plgpu.layout_cast(jnp.zeros((TILE, sizes.head_dim), jnp.float32), plgpu.Layout.WGMMA)
-    sums = jax.lax.fori_loop(0, last, step, Sums(total, by_row(column(MASKED)), by_row(column(0.0))))
+    sums = jax.lax.fori_loop(begin, last, step, _start_sums(sizes, operands, head, rows))
     result = sums.total / jax.lax.broadcast_in_dim(sums.mass, sums.total.shape, [0])
     scratch.queries[...] = result.astype(out.dtype)
     plgpu.commit_smem()
@@ -172,10 +187,27 @@ def _run(sizes: Sizes, operands: Operands, out: Any, scratch: Scratch) -> None:
     plgpu.wait_smem_to_gmem(0)
 
 
-def _own_end(sizes: Sizes, part: jax.Array) -> jax.Array | int:
+def _start_sums(sizes: Sizes, operands: Operands, head: jax.Array, rows: Any) -> Sums:
+    """Sums over no key, or over the sink alone."""
+
+    def column(value: float) -> jax.Array:
+        return plgpu.layout_cast(jnp.full((TILE,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
+
+    total = plgpu.layout_cast(jnp.zeros((TILE, sizes.head_dim), jnp.float32), plgpu.Layout.WGMMA)
+    if operands.sinks is None:
+        return Sums(total, column(MASKED), column(0.0))
+    return Sums(total, _of_rows(operands.sinks.at[head, rows]), column(1.0))
+
+
+def _of_rows(ref: Any) -> jax.Array:
+    """One number of each query row, beside the rows of a product."""
+    return plgpu.load(ref, (), layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+
+
+def _own_end(sizes: Sizes, part: jax.Array, *, is_causal: bool) -> jax.Array | int:
     """How many steps the walk over the block's own keys takes: a causal part sees none behind its last node."""
     steps = pl.cdiv(sizes.num_keys, TILE)
-    if not sizes.is_causal or steps == 1:
+    if not is_causal or steps == 1:
         return steps
     nodes = jnp.minimum(pl.cdiv((part + 1) * TILE, sizes.group), sizes.num_nodes)
     return pl.cdiv(nodes + sizes.num_keys - sizes.num_nodes, TILE)
@@ -209,30 +241,33 @@ def _visible(
 ) -> jax.Array:
     """Which keys of a step each query row sees: bool [TILE, TILE]; from `own_step` 0 on they are the block's own."""
     shape, layout = (TILE, TILE), plgpu.Layout.WGMMA
+    window, rows = sizes.scoring.window, pl.ds(part * TILE, TILE)
     tokens = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=layout)
     keys = own_step * TILE + tokens
-    if sizes.is_causal:
+    prefix = tokens < left
+    if window is not None:
+        positions = jax.lax.broadcast_in_dim(_of_rows(operands.positions.at[row, rows]), shape, [0])
+        prefix &= tokens + (operands.length[row] - left) > positions - window
+    if operands.words is None:
         # Query row r is of node r // group: compare products, not quotients.
-        rows = part * TILE + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
-        own = (keys - (sizes.num_keys - sizes.num_nodes)) * sizes.group <= rows
+        query_rows = part * TILE + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout)
+        behind = (keys - (sizes.num_keys - sizes.num_nodes)) * sizes.group
+        own = behind <= query_rows
+        if window is not None:
+            own &= behind + window * sizes.group > query_rows
     else:
         picked = jnp.zeros(shape, jnp.int32)
         for word in range(operands.words.shape[1]):
-            column = plgpu.load(
-                operands.words.at[row, word, pl.ds(part * TILE, TILE)],
-                (),
-                layout=plgpu.Layout.WGMMA.reduce(1),
-                optimized=False,
-            )
-            picked = jnp.where(keys >= word * WORD_BITS, jax.lax.broadcast_in_dim(column, shape, [0]), picked)
+            column = jax.lax.broadcast_in_dim(_of_rows(operands.words.at[row, word, rows]), shape, [0])
+            picked = jnp.where(keys >= word * WORD_BITS, column, picked)
         own = (jax.lax.shift_right_logical(picked, keys & (WORD_BITS - 1)) & 1) == 1
         own &= keys < sizes.num_keys
-    return jnp.where(own_step < 0, tokens < left, own)
+    return jnp.where(own_step < 0, prefix, own)
 
 
-def _add(sums: Sums, scratch: Scratch, slot: jax.Array, visible: jax.Array) -> Sums:
+def _add(sums: Sums, scratch: Scratch, slot: jax.Array, visible: jax.Array, soft_cap: float | None) -> Sums:
     """The sums with the keys and values of a slot."""
-    scores = _product(scratch.queries, scratch.keys.at[slot], transpose=True)
+    scores = capped(_product(scratch.queries, scratch.keys.at[slot], transpose=True), soft_cap)
     scores = jnp.where(visible, scores, MASKED)
     peak = jnp.maximum(sums.peak, jnp.max(scores, axis=1))
     weights = jnp.exp(scores - jax.lax.broadcast_in_dim(peak, scores.shape, [0]))

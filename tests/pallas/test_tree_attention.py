@@ -130,7 +130,8 @@ def test_a_batch_without_any_prefix_fetches_nothing():
 def test_rows_of_garbage_do_not_touch_others():
     inputs = Spec(HEADS, (0, 40, 300, 0), 6, 3, page_size=16).inputs("float32")
     expected = twin(inputs)
-    queries, keys, values = (array.at[np.array([0, 3])].set(np.nan) for array in inputs[:3])
+    given: Any = inputs[:3]
+    queries, keys, values = (array.at[np.array([0, 3])].set(np.nan) for array in given)
     spoiled = inputs._replace(queries=queries, keys=keys, values=values)
     np.testing.assert_allclose(interpreted(spoiled)[1:3], expected[1:3], atol=2e-5, rtol=0)
 

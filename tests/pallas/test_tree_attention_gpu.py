@@ -48,14 +48,25 @@ def _stand_ins(monkeypatch):
     ids=["plain", "chain", "tree", "long tree", "long chain"],
 )
 def test_the_walk_equals_the_twin(spec):
+    check(spec)
+
+
+# Within the block, into the prefix, and past its first step.
+@pytest.mark.parametrize("window", [2, 5, 100])
+@pytest.mark.parametrize("form", [(6, 0), (6, 3)], ids=["causal", "tree"])
+def test_windows_caps_and_sinks_equal_the_twin(form, window):
+    sinks = jnp.linspace(-2.0, 3.0, HEADS.num_heads)
+    check(Spec(HEADS, (0, 64, 190), *form), scoring=Scoring(window=window, soft_cap=2.0), sinks=sinks)
+
+
+def check(spec: Spec, **how: Any) -> None:
     inputs = spec.inputs("bfloat16")
     with interpreter.force_gpu_interpret_mode(interpreter.InterpretGPUParams()):
-        found = np.asarray(inputs.attend("pallas_gpu"), np.float32)
-    expected = np.asarray(inputs.attend("xla"), np.float32)
+        found = np.asarray(inputs.attend("pallas_gpu", **how), np.float32)
+    expected = np.asarray(inputs.attend("xla", **how), np.float32)
     np.testing.assert_allclose(found, expected, atol=TOLERANCE["bfloat16"], rtol=0)
 
 
-@pytest.mark.parametrize("how", [{"scoring": Scoring(window=4)}, {"sinks": jnp.zeros(8)}])
-def test_what_it_does_not_have_is_refused(how):
-    with pytest.raises(NotImplementedError, match="no window, soft cap or sinks"):
-        Spec(HEADS, (5,), 2, 0).inputs("bfloat16").attend("pallas_gpu", **how)
+def test_latent_attention_is_refused():
+    with pytest.raises(NotImplementedError, match="no latent attention: sums of 64 x 512"):
+        Spec(Heads(2, 1, 576, 512), (5,), 2, 0).inputs("bfloat16").attend("pallas_gpu")

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxspec.attention import PLAIN_SCORING, AttentionInputs, Partial, Scoring, walk_range
-from jaxspec.pallas.masks import signed_words
+from jaxspec.pallas.block import prefix_of, signed_words
 from jaxspec.pallas.tree_attention_walk import TILE, Operands, Program, Scratch, Sizes, Walk, run_program
 
 # Keys of a step: enough that fetching them takes longer than starting to, and that they fill the lanes of a score.
@@ -39,10 +39,7 @@ def tree_attention(inputs: AttentionInputs, scoring: Scoring) -> jax.Array:
 
 def prefix_attention(inputs: AttentionInputs, scoring: Scoring = PLAIN_SCORING) -> Partial:
     """See `jaxspec.attention.prefix_attention`, its twin."""
-    no_keys, values = inputs.keys[:, :0], inputs.values
-    causal = inputs.block._replace(ancestors=None)
-    alone = inputs._replace(keys=no_keys, values=None if values is None else values[:, :0], block=causal, sinks=None)
-    total, peak, mass = _attend(alone, scoring, is_partial=True)
+    total, peak, mass = _attend(prefix_of(inputs), scoring, is_partial=True)
     return Partial(total, peak[..., 0], mass[..., 0])
 
 

@@ -98,6 +98,11 @@ class Inputs(NamedTuple):
     block: Block
     value_dim: int | None = None
 
+    @property
+    def scoring(self) -> Scoring:
+        """What is static about its softmax, without a window and a cap."""
+        return Scoring(value_dim=self.value_dim)
+
     def attend(self, backend: str, scoring: Scoring = PLAIN_SCORING, sinks: jax.Array | None = None) -> jax.Array:
         """What a backend makes of it: [B, N, H, D]; compiled, and the pools in the backend's layout."""
         how = {"kernel": attention_kernel(backend), "scoring": scoring._replace(value_dim=self.value_dim)}

@@ -16,7 +16,7 @@ from jax.sharding import SingleDeviceSharding
 from jaxspec.cpu.panels import Panels
 from jaxspec.loading.checkpoint import Checkpoint
 from jaxspec.loading.dequantised import dequantised, refuse_quantised
-from jaxspec.loading.names import TOWERS, mtp_prefixes, stored_by_name
+from jaxspec.loading.names import stored_by_name, unread_names
 from jaxspec.models import MODELS, ModelConfig
 from jaxspec.models.tensor_names import Source
 from jaxspec.models.weights import pack_weights
@@ -75,13 +75,12 @@ def load_model(
     model_class = MODELS[config.architecture]
     stored = stored_by_name(checkpoint)
     places = model_class.tensor_map(config, scan_layers, stored)
-    own_drafts = [f"{prefix}*" for prefix in mtp_prefixes(stored, config.num_layers)]
     filled = fill_module(
         checkpoint,
         lambda dtype: model_class(config, dtype=dtype, scan_layers=scan_layers, rngs=None),
         {stored.get(name, name): place for name, place in places.items()},
         dtype=dtype,
-        ignored=(*model_class.ignored(config), *TOWERS, *own_drafts, "mtp.*"),
+        ignored=(*model_class.ignored(config), *unread_names(stored, config)),
         device=device,
         as_panels=as_panels,
     )

@@ -3,12 +3,14 @@
 from collections.abc import Collection
 
 from jaxspec.loading.checkpoint import Checkpoint
+from jaxspec.models.config import ModelConfig
+from jaxspec.models.families import FAMILIES
 
 # What a text model's "model." is inside a wrapper; the longest first.
 _WRAPPERS = ("model.language_model.", "language_model.model.")
 _RENAMED = {".shared_experts.": ".shared_expert."}
 # Towers of wrappers, which read no text.
-TOWERS = ("model.visual.*", "visual.*")
+_TOWERS = ("model.visual.*", "visual.*")
 
 
 def one_dialect(name: str) -> str:
@@ -55,3 +57,10 @@ def mtp_prefixes(names: Collection[str], num_layers: int) -> list[str]:
                 if lead[0] == "mtp" or number >= num_layers:
                     found[number] = ".".join(parts[:3]) + "."
     return [found[number] for number in sorted(found)]
+
+
+def unread_names(names: Collection[str], config: ModelConfig) -> list[str]:
+    """Glob patterns of what a checkpoint may hold beside the text model: its own draft layers, and other towers."""
+    family = FAMILIES[config.architecture]
+    own = [] if family.own_draft is None else ["mtp.*", *(f"{one}*" for one in mtp_prefixes(names, config.num_layers))]
+    return [*own, *(_TOWERS if family.aliases else ())]

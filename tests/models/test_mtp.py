@@ -84,7 +84,9 @@ def test_drafts_and_logits_equal_the_reference(shared, tmp_path, family, name):
     rows = Rows.zeros(1, 64, 1)._replace(
         bonus=follows[:, 0], seq_len=jnp.full(1, length), active=jnp.ones(1, bool), remaining=jnp.full(1, 9)
     )
-    seen = Observation(prompt, tokens, jnp.full(1, length), jnp.zeros(1, jnp.int32), (feature,))
+    seen = Observation(
+        jnp.asarray(prompt), jnp.asarray(tokens), jnp.full(1, length), jnp.zeros(1, jnp.int32), (feature,)
+    )
 
     @jax.jit
     def draft(leaves, rows: Rows, seen: Observation) -> jax.Array:

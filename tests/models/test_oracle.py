@@ -19,6 +19,7 @@ from jaxspec.kv_cache import Accepted
 from jaxspec.loading import open_checkpoint
 from jaxspec.loading.load import load_model
 from jaxspec.models import MODELS
+from jaxspec.models.delta_cache import DeltaCache
 from jaxspec.models.network import Network
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -30,7 +31,9 @@ PAGE_SIZE, NUM_PAGES = 4, 16
 TABLE = np.random.default_rng(0).permutation(NUM_PAGES)[None, :12].astype(np.int32)
 BLOCK = 4  # one shape for chunks of the prompt, of the continuation, and for the verify block
 
-close = functools.partial(np.testing.assert_allclose, rtol=0, atol=2e-4)
+
+def close(found, expected, atol: float = 2e-4) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -122,6 +125,30 @@ def test_logits_equal_the_reference(folder, ref, tmp_path, wording, scan_layers)
     close(logits[-1], verify["last_logits"])
     close(logits[verify["accepted"] - 1], verify["next_logits_after_rollback"])
     close(judged.feed([greedy[1]])[-1], verify["then_logits"])
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_recurrent_states_equal_the_reference(shared, family):
+    folder = shared / "oracle" / "tiny" / family
+    ref = json.loads((folder / "ref.json").read_text())
+    model = load_network(folder, scan_layers=False)
+
+    def check(session: Session, name: str) -> None:
+        (cache,) = [cache for cache in session.caches if isinstance(cache, DeltaCache)]
+        for place, said in enumerate(ref["states"][name]):
+            state, inputs = np.asarray(cache.state[place, 0], np.float64), cache.inputs[place, 0]
+            close([state.sum(), np.abs(state).sum()], [said["recurrent_sum"], said["recurrent_abs"]], atol=2e-3)
+            close(state[0, 0, :4], said["recurrent_head"])
+            close(inputs[-1, :4], said["conv_last"])
+
+    one, block = Session(*model), Session(*model)
+    for session in (one, block):
+        session.feed_all(ref["prompt"], BLOCK)
+        check(session, "after_prompt")
+    one.feed(ref["greedy"][:1])
+    check(one, "after_1")
+    block.feed(ref["verify"]["block"])
+    check(block, "after_block")
 
 
 def test_both_wordings_are_the_same_model(folder, tmp_path):

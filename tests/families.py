@@ -67,6 +67,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5": {**_HYBRID, "architectures": ["Qwen3_5ForCausalLM"], "tie_word_embeddings": True},
     "qwen3_5_moe": {**_HYBRID, "architectures": ["Qwen3_5MoeForCausalLM"]},
 }
+NUM_LIKED = 4  # tokens that the targets prefer
 Weights = tuple[Network, tuple[jax.Array, ...]]
 
 
@@ -116,11 +117,21 @@ def config_of(config: ModelConfig | MTPConfig) -> ModelConfig:
 
 @functools.cache
 def family_model(family: str) -> Weights:
-    """A target."""
-    return _randomised(family_config(family), 1)
+    """A target that prefers a few tokens, so that a random head on its vocabulary is right now and then."""
+    network, leaves = _randomised(family_config(family), 1)
+    model = network.bind(leaves)
+    head = model.embed_tokens if model.lm_head is None else model.lm_head
+    liked = (slice(NUM_LIKED),) if model.lm_head is None else (slice(None), slice(NUM_LIKED))
+    head[...] = head[...].at[liked].multiply(4.0)
+    return network, tuple(jax.tree.leaves(nnx.state(model)))
 
 
 @functools.cache
 def family_head(family: str) -> Weights:
-    """Its own draft layer, with an embedding and a vocabulary head of its own."""
-    return _randomised(mtp_config(family), 2)
+    """Its own draft layer, with the target's embedding and vocabulary head."""
+    (network, leaves), (target, theirs) = _randomised(mtp_config(family), 6), family_model(family)
+    head, model = network.bind(leaves), target.bind(theirs)
+    head.embed_tokens[...] = model.embed_tokens[...]
+    if model.lm_head is not None:
+        head.lm_head[...] = model.lm_head[...]
+    return network, tuple(jax.tree.leaves(nnx.state(head)))

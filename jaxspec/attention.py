@@ -104,56 +104,39 @@ class Block(NamedTuple):
         folded = folded.transpose(0, 2, 1, 3, 4).reshape(num_rows, num_kv, num_nodes * group, -1)
         if sinks is not None:
             sinks = jnp.tile(sinks.reshape(num_kv, group), (1, num_nodes))
-        out = (kernel or two_part_attention)(folded, keys, values, pool, layer, self, scoring, sinks)
+        inputs = AttentionInputs(folded, keys, values, pool, layer, self, sinks)
+        out = (kernel or two_part_attention)(inputs, scoring)
         out = out.reshape(num_rows, num_kv, num_nodes, group, -1).transpose(0, 2, 1, 3, 4)
         return out.reshape(num_rows, num_nodes, num_heads, -1)
 
 
+class AttentionInputs(NamedTuple):
+    """Arrays that a block's attention is computed from; M is the earlier nodes, then the N new ones."""
+
+    queries: jax.Array  # [B, K, Q, D], already scaled; Q = nodes x query heads per kv head, the node as the outer index
+    keys: jax.Array  # [B, M, K, D]
+    values: jax.Array  # [B, M, K, D]
+    pool: tuple[jax.Array, jax.Array]  # keys and values, each [L, pages, K, page_size, D]
+    layer: int | jax.Array  # of the pool
+    block: Block  # positions, prefix lengths, table and ancestors
+    sinks: jax.Array | None = None  # float32 [K, Q]
+
+
 # A way to compute a block's attention, with the arguments and the result of `two_part_attention`.
-AttentionKernel = Callable[
-    [
-        jax.Array,
-        jax.Array,
-        jax.Array,
-        tuple[jax.Array, jax.Array],
-        int | jax.Array,
-        Block,
-        Scoring,
-        jax.Array | None,
-    ],
-    jax.Array,
-]
+AttentionKernel = Callable[[AttentionInputs, Scoring], jax.Array]
 
 
-def two_part_attention(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    pool: tuple[jax.Array, jax.Array],
-    layer: int | jax.Array,
-    block: Block,
-    scoring: Scoring,
-    sinks: jax.Array | None,
-) -> jax.Array:
+def two_part_attention(inputs: AttentionInputs, scoring: Scoring) -> jax.Array:
     """What XLA compiles on any platform, and what every kernel is compared with.
-
-    Args:
-        queries: [B, K, Q, D], already scaled; Q = nodes x query heads per kv head, the node as the outer index.
-        keys, values: [B, M, K, D]; M = earlier nodes, then the N new ones.
-        pool: keys and values, each [L, pages, K, page_size, D].
-        layer: which layer of the pool.
-        block: table, prefix lengths and ancestors.
-        scoring: window and soft cap.
-        sinks: float32 [K, Q] or None.
 
     Returns:
         [B, K, Q, D] in the queries' dtype.
     """
-    prefix = prefix_attention(queries, pool, layer, block, scoring)
-    if sinks is not None:
-        peak = jnp.broadcast_to(sinks, prefix.peak.shape)
+    prefix = prefix_attention(inputs, scoring)
+    if inputs.sinks is not None:
+        peak = jnp.broadcast_to(inputs.sinks, prefix.peak.shape)
         prefix = join(prefix, Partial(jnp.zeros_like(prefix.values), peak, jnp.ones_like(peak)))
-    return merge(prefix, block_attention(queries, keys, values, block, scoring)).astype(queries.dtype)
+    return merge(prefix, block_attention(inputs, scoring)).astype(inputs.queries.dtype)
 
 
 class Partial(NamedTuple):
@@ -200,23 +183,10 @@ def partial_attention(scores: jax.Array, visible: jax.Array, values: jax.Array) 
     return Partial(out, peak, jnp.sum(weights, axis=-1))
 
 
-def prefix_attention(
-    queries: jax.Array,
-    pool: tuple[jax.Array, jax.Array],
-    layer: int | jax.Array,
-    block: Block,
-    scoring: Scoring = PLAIN_SCORING,
-) -> Partial:
-    """Attends to committed pages.
-
-    Args:
-        queries: [B, K, Q, D], already scaled; Q = nodes x query heads per kv head.
-        pool: keys and values, each [L, pages, K, page_size, D].
-        layer: which layer of the pool.
-        block: its table and prefix lengths; a row of length 0 gets mass 0.
-        scoring: window and soft cap.
-    """
-    key_pool, value_pool = pool
+def prefix_attention(inputs: AttentionInputs, scoring: Scoring = PLAIN_SCORING) -> Partial:
+    """Attends to committed pages alone; a row of length 0 gets mass 0."""
+    queries, block = inputs.queries, inputs.block
+    key_pool, value_pool = inputs.pool
     page_size = key_pool.shape[3]
     step_pages = max(1, PREFIX_BLOCK // page_size)
     step_len = step_pages * page_size
@@ -227,7 +197,7 @@ def prefix_attention(
     table = jnp.pad(jnp.maximum(block.table, 0), ((0, 0), (0, -block.table.shape[1] % step_pages)))
 
     def read(pool: jax.Array, pages: jax.Array) -> jax.Array:
-        found = pool[layer, pages]  # [B, step_pages, K, page_size, D]
+        found = pool[inputs.layer, pages]  # [B, step_pages, K, page_size, D]
         return found.transpose(0, 2, 1, 3, 4).reshape(num_rows, num_kv, step_len, pool.shape[-1])
 
     def walk(step: jax.Array, carry: Partial) -> Partial:
@@ -261,17 +231,9 @@ def walk_range(block: Block, step_len: int, window: int | None) -> tuple[jax.Arr
     return jnp.minimum(first // step_len, end), end
 
 
-def block_attention(
-    queries: jax.Array, keys: jax.Array, values: jax.Array, block: Block, scoring: Scoring = PLAIN_SCORING
-) -> Partial:
-    """Attends to the block's own nodes.
-
-    Args:
-        queries: [B, K, Q, D], already scaled, Q = N x G with the node as the outer index.
-        keys, values: [B, M, K, D]; M = earlier nodes, then the N new ones.
-        block: its ancestor bits, or None for causal.
-        scoring: window and soft cap.
-    """
+def block_attention(inputs: AttentionInputs, scoring: Scoring = PLAIN_SCORING) -> Partial:
+    """Attends to the block's own nodes, and those before it that are not committed."""
+    queries, keys, values, block = inputs.queries, inputs.keys, inputs.values, inputs.block
     num_nodes, num_keys = block.positions.shape[1], keys.shape[1]
     if block.ancestors is None:
         visible = jnp.tril(jnp.ones((1, num_nodes, num_keys), bool), num_keys - num_nodes)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from jaxspec import sglang_flags
-from jaxspec.config import ATTENTION_BACKENDS, DTYPES, EngineConfig, SamplingParams, SpecConfig
+from jaxspec.config import ATTENTION_BACKENDS, DTYPES, WEIGHT_DTYPES, EngineConfig, SamplingParams, SpecConfig
 from jaxspec.draft_choice import AVAILABLE_ACCEPT_RULES
 from jaxspec.reasoning import PARSERS
 
@@ -54,6 +54,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
     group.value("reasoning_parser", str, f"tells reasoning from the answer: {' or '.join(PARSERS)}")
     group.value("random_seed", int, "draws the seeds of requests that bring none")
     group.value("dtype", str, f"of weights, activations and caches: {', '.join(DTYPES)}")
+    group.value("weight_dtype", str, f"what multiplied weights are stored as: {', '.join(WEIGHT_DTYPES)}")
     group.value("attention_backend", str, f"one of {', '.join(ATTENTION_BACKENDS)}")
     group.toggle("warmup", "compile every shape before the first request")
     group.toggle("progress", "show progress bars (automatic: only on a terminal)")
@@ -61,6 +62,12 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
     group.value("compilation_cache_dir", _or_none(str), "where compiled programs are kept; none keeps none")
     group.value("max_stop_token_ids", _int, "most stop ids a request may have")
     group.value("max_logprobs", _int, "most top log-probabilities a request may ask for")
+
+
+def add_simulation_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds `EngineConfig.simulate_accept_len`: for benchmarks, because the output is not the model's then."""
+    group = _Group(parser, "simulation", EngineConfig)
+    group.value("simulate_accept_len", float, "accept drafts unseen, so that a round emits so many tokens on average")
 
 
 def add_spec_flags(parser: argparse.ArgumentParser) -> None:

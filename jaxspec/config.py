@@ -14,6 +14,7 @@ from jaxspec.checks import (
     check_ints,
     check_optional_ints,
     check_path,
+    check_real,
     set_checked,
 )
 from jaxspec.reasoning import PARSERS
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LOGPROBS", "MAX_SEED", "EngineConfig", "SamplingParams", "SpecConfig", "check_settings"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "int8")
 ATTENTION_BACKENDS = ("auto", "xla", "cpu", "pallas_tpu", "pallas_gpu")
 # A lookup compares every length of suffix: each makes the compiled step longer.
 MAX_NGRAM = 64
@@ -39,6 +41,8 @@ class EngineConfig:
 
     Attributes:
         dtype: of weights, activations and caches.
+        weight_dtype: what weights that are multiplied are stored as, of `WEIGHT_DTYPES`; "auto" is dtype. Another one
+            makes them smaller and the output another model's: by the CPU's kernels, which compute in float32.
         max_model_len: most tokens of a prompt and its output; at most what the model was built for.
         page_size: tokens in a page of the KV cache.
         max_total_tokens: tokens the KV pool holds.
@@ -61,6 +65,8 @@ class EngineConfig:
         scan_layers: stack equal layers and scan over them.
         max_stop_token_ids: most stop ids a request may have, the model's own included.
         max_logprobs: most top log-probabilities a request may ask for.
+        simulate_accept_len: for benchmarks alone: rounds accept drafts unseen, so that they emit so many tokens on
+            average; the output is then not the model's. At most three decimals.
 
     Raises:
         TypeError: a value has the wrong Python type.
@@ -68,6 +74,7 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
+    weight_dtype: str = "auto"
     max_model_len: int | None = None
     page_size: int | None = None
     max_total_tokens: int | None = None
@@ -90,9 +97,11 @@ class EngineConfig:
     scan_layers: bool | None = None
     max_stop_token_ids: int = 16
     max_logprobs: int = MAX_LOGPROBS
+    simulate_accept_len: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, DTYPES)
+        check_choice("weight_dtype", self.weight_dtype, WEIGHT_DTYPES)
         check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.chunked_prefill_size == -1:
             set_checked(self, chunked_prefill_size=None)
@@ -127,6 +136,8 @@ class EngineConfig:
                 check_bool(name, getattr(self, name))
         if self.compilation_cache_dir is not None:
             set_checked(self, compilation_cache_dir=check_path("compilation_cache_dir", self.compilation_cache_dir))
+        if self.simulate_accept_len is not None:
+            set_checked(self, simulate_accept_len=_check_accept_len(self.simulate_accept_len))
         self._check_buckets()
 
     def _check_buckets(self) -> None:
@@ -145,6 +156,17 @@ class EngineConfig:
                     f"add a bucket of at least {limit}, or set {limit_name}={buckets[-1]}."
                 )
             set_checked(self, **{name: buckets})
+
+
+def _check_accept_len(value: object) -> float:
+    """Returns a mean number of tokens of a round."""
+    length = check_real("simulate_accept_len", value)
+    if not 1 <= length <= MAX_NODES + 1 or round(length, 3) != length:
+        raise ValueError(
+            f"simulate_accept_len={length:g} must be from 1 to {MAX_NODES + 1} with at most three decimals; "
+            "set None to accept what the target accepts."
+        )
+    return length
 
 
 def _check_method(name: str, value: object, hint: str) -> str:

@@ -194,7 +194,7 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
     how: dict[str, Any] = {
         "dtype": plan.dtype,
         "scan_layers": plan.scan_layers,
-        "as_panels": plan.weight_layout == PANELS,
+        "panel_dtype": plan.weight_dtype if plan.weight_layout == PANELS else None,
     }
     network, leaves = target.load(**how)
     vocab_size = network.config.vocab_size
@@ -220,4 +220,5 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
         other, other_leaves = make(plan.merge, second, drafts[1])
         method, draft_leaves = Merged((one, other), plan.num_draft_tokens), (one_leaves, other_leaves)
     num_top = min(settings.max_logprobs, vocab_size)
-    return Program(network, method, plan.rounds_per_dispatch, num_top), Params(leaves, draft_leaves)
+    program = Program(network, method, plan.rounds_per_dispatch, num_top, plan.simulate_accept_len)
+    return program, Params(leaves, draft_leaves)

@@ -68,6 +68,7 @@ class LLM:
             eos_ids=eos_ids,
             max_stop_token_ids=settings.max_stop_token_ids,
             max_logprobs=runner.program.num_top_logprobs,
+            simulate_accept_len=self.plan.simulate_accept_len,
         )
         self._watch = AcceptanceWatch(self.plan.algorithm)
         self._rng = random.Random(settings.random_seed)

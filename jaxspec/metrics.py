@@ -112,6 +112,7 @@ class EngineMetrics:
         prefill_dispatches, decode_dispatches: batches planned; a decode batch is `rounds_per_dispatch` rounds.
         prefill_seconds, decode_seconds: host wall time spent in prefill and in decode, as measured by the engine.
         stats: sums over the retired rounds of all rows.
+        simulate_accept_len: where acceptance is simulated (see `EngineConfig`), so that none of it was earned.
     """
 
     requests: int = 0
@@ -125,6 +126,7 @@ class EngineMetrics:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     stats: RoundStats = dataclasses.field(default_factory=RoundStats)
+    simulate_accept_len: float | None = None
 
     @property
     def emitted_tokens(self) -> int:

@@ -47,6 +47,8 @@ class Completion:
         accepted_per_position: entry j is how many rounds accepted at least j + 1 drafts.
         reasoning: what came before the answer; None without a reasoning parser.
         reasoning_tokens: how many of `token_ids` that took, the mark of its end included; likewise.
+        simulate_accept_len: where acceptance was simulated (see `EngineConfig`): then neither tokens nor text are the
+            model's, and the counts are what was asked for.
     """
 
     index: int
@@ -63,6 +65,7 @@ class Completion:
     timings: Timings
     reasoning: str | None = None
     reasoning_tokens: int | None = None
+    simulate_accept_len: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,6 +124,10 @@ class RequestOutput:
     @property
     def timings(self) -> Timings:
         return self.completions[0].timings
+
+    @property
+    def simulate_accept_len(self) -> float | None:
+        return self.completions[0].simulate_accept_len
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

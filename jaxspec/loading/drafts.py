@@ -45,7 +45,7 @@ class DraftSource(Protocol):
         """What the checkpoint left open."""
         ...
 
-    def load(self, target: Weights, *, dtype: str, scan_layers: bool, as_panels: bool) -> Weights: ...
+    def load(self, target: Weights, *, dtype: str, scan_layers: bool, panel_dtype: str | None) -> Weights: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +74,11 @@ class ModelSource:
             tokenizer_hash=self.fingerprint,
         )
 
-    def load(self, target: Weights | None = None, *, dtype: str, scan_layers: bool, as_panels: bool = False) -> Weights:
+    def load(
+        self, target: Weights | None = None, *, dtype: str, scan_layers: bool, panel_dtype: str | None = None
+    ) -> Weights:
         """Network and leaves; a model of its own shares nothing with a target."""
-        loaded = load_model(self.checkpoint, dtype=jnp.dtype(dtype), scan_layers=scan_layers, as_panels=as_panels)
+        loaded = load_model(self.checkpoint, dtype=jnp.dtype(dtype), scan_layers=scan_layers, panel_dtype=panel_dtype)
         return Network(loaded.config, self.model[0], loaded.graphdef, loaded.treedef), loaded.leaves
 
 
@@ -108,9 +110,9 @@ class HeadSource:
     def notes(self) -> tuple[Note, ...]:
         return self.file.notes
 
-    def load(self, target: Weights, *, dtype: str, scan_layers: bool, as_panels: bool = False) -> Weights:
+    def load(self, target: Weights, *, dtype: str, scan_layers: bool, panel_dtype: str | None = None) -> Weights:
         """Network and leaves; one layer has nothing to be scanned."""
-        return load_head(self.file, *target, dtype=jnp.dtype(dtype), as_panels=as_panels)
+        return load_head(self.file, *target, dtype=jnp.dtype(dtype), panel_dtype=panel_dtype)
 
 
 def _open_model(checkpoint: Checkpoint, target: ModelConfig, *, with_tokenizer: bool) -> DraftSource:

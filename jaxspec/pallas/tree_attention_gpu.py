@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxspec.attention import MASKED, PLAIN_SCORING, Block, Scoring
+from jaxspec.attention import MASKED, PLAIN_SCORING, AttentionInputs, Scoring
 from jaxspec.tree import WORD_BITS
 
 # Query rows of a block of threads, and keys of a step: what the tensor cores of a warpgroup multiply at once.
@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
     is_causal: bool
 
 
-class Inputs(NamedTuple):
+class Operands(NamedTuple):
     """Arrays of a call, all in the GPU's memory; query rows and keys are padded to whole tiles."""
 
     layer: Any  # int32 [1]
@@ -64,21 +64,13 @@ class Sums(NamedTuple):
     mass: jax.Array  # float32 [TILE]
 
 
-def tree_attention(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    pool: tuple[jax.Array, jax.Array],
-    layer: int | jax.Array,
-    block: Block,
-    scoring: Scoring,
-    sinks: jax.Array | None,
-) -> jax.Array:
+def tree_attention(inputs: AttentionInputs, scoring: Scoring) -> jax.Array:
     """See `jaxspec.attention.two_part_attention`, its twin.
 
     Raises:
         NotImplementedError: a window, a soft cap or sinks.
     """
+    queries, keys, values, pool, layer, block, sinks = inputs
     if scoring != PLAIN_SCORING or sinks is not None:
         raise NotImplementedError("the kernel for GPUs has no window, soft cap or sinks; use 'xla'")
     num_queries, num_keys, head_dim = queries.shape[2], keys.shape[1], queries.shape[3]
@@ -92,7 +84,7 @@ def tree_attention(
     else:
         words = jax.lax.bitcast_convert_type(block.ancestors, jnp.int32).transpose(0, 2, 1)
         words = jnp.pad(jnp.repeat(words, sizes.group, axis=2), [(0, 0), (0, 0), (0, more)])
-    inputs = Inputs(
+    operands = Operands(
         layer=jnp.full(1, layer, jnp.int32),
         length=block.prefix_len,
         table=jnp.maximum(block.table, 0),
@@ -103,12 +95,12 @@ def tree_attention(
         key_pool=pool[0],
         value_pool=pool[1],
     )
-    return _call(sizes, inputs)[:, :, :num_queries, :head_dim]
+    return _call(sizes, operands)[:, :, :num_queries, :head_dim]
 
 
-def _call(sizes: Sizes, inputs: Inputs) -> jax.Array:
-    num_rows, num_kv, num_queries, head_dim = inputs.queries.shape
-    dtype = inputs.queries.dtype
+def _call(sizes: Sizes, operands: Operands) -> jax.Array:
+    num_rows, num_kv, num_queries, head_dim = operands.queries.shape
+    dtype = operands.queries.dtype
     transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     slots = plgpu.SMEM((2, TILE, head_dim), dtype, transforms=transforms)
     scratch = Scratch(
@@ -121,28 +113,28 @@ def _call(sizes: Sizes, inputs: Inputs) -> jax.Array:
     )
 
     def body(*refs: Any) -> None:
-        count = len(Inputs._fields)
-        _run(sizes, Inputs(*refs[:count]), refs[count], Scratch(*refs[count + 1 :]))
+        count = len(Operands._fields)
+        _run(sizes, Operands(*refs[:count]), refs[count], Scratch(*refs[count + 1 :]))
 
     return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct(inputs.queries.shape, dtype),
+        out_type=jax.ShapeDtypeStruct(operands.queries.shape, dtype),
         scratch_types=tuple(scratch),
         grid=(num_rows, num_kv, num_queries // TILE),
         grid_names=("row", "head", "part"),
         kernel_name="tree_attention_gpu",
-    )(*inputs)
+    )(*operands)
 
 
-def _run(sizes: Sizes, inputs: Inputs, out: Any, scratch: Scratch) -> None:
+def _run(sizes: Sizes, operands: Operands, out: Any, scratch: Scratch) -> None:
     """One block of threads: its walk, and what comes of it."""
     row, head, part = (jax.lax.axis_index(name) for name in ("row", "head", "part"))
     rows = pl.ds(part * TILE, TILE)
-    length = inputs.length[row]
+    length = operands.length[row]
     end = pl.cdiv(length, TILE)
     last = end + _own_end(sizes, part)
-    fetch = functools.partial(_fetch, sizes, inputs, scratch, end)
-    plgpu.copy_gmem_to_smem(inputs.queries.at[row, head, rows], scratch.queries, scratch.query_barrier)
+    fetch = functools.partial(_fetch, sizes, operands, scratch, end)
+    plgpu.copy_gmem_to_smem(operands.queries.at[row, head, rows], scratch.queries, scratch.query_barrier)
     fetch(jnp.int32(0), jnp.int32(0))
     plgpu.barrier_wait(scratch.query_barrier)
 
@@ -166,7 +158,7 @@ def _run(sizes: Sizes, inputs: Inputs, out: Any, scratch: Scratch) -> None:
             scratch.values[slot] = jnp.where(tokens < left, values, jnp.zeros_like(values))
             plgpu.commit_smem()
 
-        visible = _visible(sizes, inputs, row, part, left, index - end)
+        visible = _visible(sizes, operands, row, part, left, index - end)
         return _add(sums, scratch, slot, visible)
 
     column = functools.partial(jnp.full, (TILE,), dtype=jnp.float32)
@@ -189,7 +181,9 @@ def _own_end(sizes: Sizes, part: jax.Array) -> jax.Array | int:
     return pl.cdiv(nodes + sizes.num_keys - sizes.num_nodes, TILE)
 
 
-def _fetch(sizes: Sizes, inputs: Inputs, scratch: Scratch, end: jax.Array, index: jax.Array, slot: jax.Array) -> None:
+def _fetch(
+    sizes: Sizes, operands: Operands, scratch: Scratch, end: jax.Array, index: jax.Array, slot: jax.Array
+) -> None:
     """Starts to fetch the keys and values of a step into a slot."""
     row, head = jax.lax.axis_index("row"), jax.lax.axis_index("head")
     targets = ((scratch.keys, scratch.key_barriers), (scratch.values, scratch.value_barriers))
@@ -197,21 +191,21 @@ def _fetch(sizes: Sizes, inputs: Inputs, scratch: Scratch, end: jax.Array, index
     @pl.when(index < end)
     def _():
         token = index * TILE
-        page = inputs.table[row, jax.lax.div(token, sizes.page_size)]
+        page = operands.table[row, jax.lax.div(token, sizes.page_size)]
         tokens = pl.ds(jax.lax.rem(token, sizes.page_size), TILE)
-        for pool, (slots, barriers) in zip((inputs.key_pool, inputs.value_pool), targets):
-            source = pool.at[inputs.layer[0], page, head, tokens]
+        for pool, (slots, barriers) in zip((operands.key_pool, operands.value_pool), targets):
+            source = pool.at[operands.layer[0], page, head, tokens]
             plgpu.copy_gmem_to_smem(source, slots.at[slot], barriers.at[slot])
 
     @pl.when(index >= end)
     def _():
         own = pl.ds((index - end) * TILE, TILE)
-        for rows, (slots, barriers) in zip((inputs.keys, inputs.values), targets):
+        for rows, (slots, barriers) in zip((operands.keys, operands.values), targets):
             plgpu.copy_gmem_to_smem(rows.at[row, head, own], slots.at[slot], barriers.at[slot])
 
 
 def _visible(
-    sizes: Sizes, inputs: Inputs, row: jax.Array, part: jax.Array, left: jax.Array, own_step: jax.Array
+    sizes: Sizes, operands: Operands, row: jax.Array, part: jax.Array, left: jax.Array, own_step: jax.Array
 ) -> jax.Array:
     """Which keys of a step each query row sees: bool [TILE, TILE]; from `own_step` 0 on they are the block's own."""
     shape, layout = (TILE, TILE), plgpu.Layout.WGMMA
@@ -223,9 +217,9 @@ def _visible(
         own = (keys - (sizes.num_keys - sizes.num_nodes)) * sizes.group <= rows
     else:
         picked = jnp.zeros(shape, jnp.int32)
-        for word in range(inputs.words.shape[1]):
+        for word in range(operands.words.shape[1]):
             column = plgpu.load(
-                inputs.words.at[row, word, pl.ds(part * TILE, TILE)],
+                operands.words.at[row, word, pl.ds(part * TILE, TILE)],
                 (),
                 layout=plgpu.Layout.WGMMA.reduce(1),
                 optimized=False,

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxspec.attention import Block, Scoring, nearest, walk_range
-from jaxspec.pallas.tree_attention_walk import TILE, Inputs, Program, Scratch, Sizes, Walk, run_program
+from jaxspec.attention import AttentionInputs, Scoring, nearest, walk_range
+from jaxspec.pallas.tree_attention_walk import TILE, Operands, Program, Scratch, Sizes, Walk, run_program
 from jaxspec.tree import pack_bits, unpack_bits
 
 # Keys of a step: enough that fetching them takes longer than starting to, and that they fill the lanes of a score.
@@ -27,20 +27,12 @@ MAX_PROGRAM_ROWS = 1024
 VMEM_BYTES = 48 << 20
 
 
-def tree_attention(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    pool: tuple[jax.Array, jax.Array],
-    layer: int | jax.Array,
-    block: Block,
-    scoring: Scoring,
-    sinks: jax.Array | None,
-) -> jax.Array:
+def tree_attention(inputs: AttentionInputs, scoring: Scoring) -> jax.Array:
     """See `jaxspec.attention.two_part_attention`, its twin.
 
     It reads no page behind a row's length. The pool's rows may be wider than heads are, see `padded_head_dim`.
     """
+    queries, keys, values, pool, layer, block, sinks = inputs
     num_rows, num_kv, num_queries, head_dim = queries.shape
     num_nodes, num_keys = block.positions.shape[1], keys.shape[1]
     page_size, width = pool[0].shape[3:]
@@ -58,7 +50,7 @@ def tree_attention(
     lanes = width - head_dim
     own = [(0, 0), (0, 0), (0, sizes.own_steps * sizes.own_len - num_keys), (0, lanes)]
     per_query = functools.partial(jnp.repeat, repeats=sizes.group, axis=1)
-    inputs = Inputs(
+    operands = Operands(
         queries=jnp.pad(queries, [(0, 0)] * 3 + [(0, lanes)]),
         words=None if block.ancestors is None else per_query(_words(block.ancestors, num_keys, scoring.window)),
         positions=None if scoring.window is None else per_query(block.positions[..., None]),
@@ -68,7 +60,7 @@ def tree_attention(
         key_pool=pool[0],
         value_pool=pool[1],
     )
-    return _call(sizes, scoring, walk, inputs)[..., :head_dim]
+    return _call(sizes, scoring, walk, operands)[..., :head_dim]
 
 
 def _program_rows(num_kv: int, num_queries: int, width: int) -> int:
@@ -87,12 +79,12 @@ def _words(ancestors: jax.Array, num_keys: int, window: int | None) -> jax.Array
     return jax.lax.bitcast_convert_type(ancestors, jnp.int32)
 
 
-def _call(sizes: Sizes, scoring: Scoring, walk: Walk, inputs: Inputs) -> jax.Array:
-    num_rows, num_kv, _, width = inputs.queries.shape
+def _call(sizes: Sizes, scoring: Scoring, walk: Walk, operands: Operands) -> jax.Array:
+    num_rows, num_kv, _, width = operands.queries.shape
     rows, anywhere = sizes.program_rows, pl.BlockSpec(memory_space=pl.ANY)
     by_queries = pl.BlockSpec((1, num_kv, rows, width), lambda row, part, *_: (row, 0, part, 0))
-    num_words = 1 if inputs.words is None else inputs.words.shape[2]
-    specs = Inputs(
+    num_words = 1 if operands.words is None else operands.words.shape[2]
+    specs = Operands(
         queries=by_queries,
         words=pl.BlockSpec((1, rows, num_words), lambda row, part, *_: (row, part, 0)),
         positions=pl.BlockSpec((1, rows, 1), lambda row, part, *_: (row, part, 0)),
@@ -103,8 +95,8 @@ def _call(sizes: Sizes, scoring: Scoring, walk: Walk, inputs: Inputs) -> jax.Arr
         value_pool=anywhere,
     )
     # What a call leaves out is no operand.
-    used = [name for name in Inputs._fields if getattr(inputs, name) is not None]
-    slots = pltpu.VMEM((2, num_kv, sizes.step_len, width), inputs.queries.dtype)
+    used = [name for name in Operands._fields if getattr(operands, name) is not None]
+    slots = pltpu.VMEM((2, num_kv, sizes.step_len, width), operands.queries.dtype)
     column = pltpu.VMEM((num_kv, rows, 1), jnp.float32)
     scratch = Scratch(
         keys=slots,
@@ -118,7 +110,7 @@ def _call(sizes: Sizes, scoring: Scoring, walk: Walk, inputs: Inputs) -> jax.Arr
 
     def kernel(*refs: Any) -> None:
         scalars, rest = refs[: len(walk)], refs[len(walk) :]
-        given = Inputs(*[None] * len(Inputs._fields))._replace(**dict(zip(used, rest)))
+        given = Operands(*[None] * len(Operands._fields))._replace(**dict(zip(used, rest)))
         out, kept = rest[len(used)], Scratch(*rest[len(used) + 1 :])
         run_program(Program(sizes, scoring, Walk(*scalars), given, kept), out)
 
@@ -131,10 +123,10 @@ def _call(sizes: Sizes, scoring: Scoring, walk: Walk, inputs: Inputs) -> jax.Arr
             out_specs=by_queries,
             scratch_shapes=tuple(scratch),
         ),
-        out_shape=jax.ShapeDtypeStruct(inputs.queries.shape, inputs.queries.dtype),
+        out_shape=jax.ShapeDtypeStruct(operands.queries.shape, operands.queries.dtype),
         # In order: a program waits for what the one before it fetched.
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=VMEM_BYTES
         ),
         name="tree_attention_tpu",
-    )(*walk, *[getattr(inputs, name) for name in used])
+    )(*walk, *[getattr(operands, name) for name in used])

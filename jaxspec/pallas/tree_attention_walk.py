@@ -61,7 +61,7 @@ class Walk(NamedTuple):
     table: Any  # int32 [B, pages]
 
 
-class Inputs(NamedTuple):
+class Operands(NamedTuple):
     """Arrays of a call; a program sees `program_rows` of a row's query rows Q, and fetches of the last four itself."""
 
     queries: Any  # [B, K, Q, D]
@@ -92,7 +92,7 @@ class Program(NamedTuple):
     sizes: Sizes
     scoring: Scoring
     walk: Walk
-    inputs: Inputs
+    operands: Operands
     scratch: Scratch
 
 
@@ -100,14 +100,14 @@ def run_program(program: Program, out: Any) -> None:
     """One program: its walk, and what comes of it."""
     sizes, walk, scratch = program.sizes, program.walk, program.scratch
     row, part = pl.program_id(0), pl.program_id(1)
-    _start_sums(program.inputs.sinks, scratch)
+    _start_sums(program.operands.sinks, scratch)
 
     @pl.when((row == 0) & (part == 0))
     def _():
         scratch.slot[0] = 0
         _each_copy(program, 0, walk.begin[0], 0, lambda copy: copy.start())
 
-    last = walk.end[row] + _own_end(sizes, program.inputs.words, part) - 1
+    last = walk.end[row] + _own_end(sizes, program.operands.words, part) - 1
 
     def step(index: jax.Array, carry: None) -> None:
         slot = scratch.slot[0]
@@ -149,7 +149,7 @@ def _own_end(sizes: Sizes, words: Any, part: jax.Array) -> jax.Array | int:
 
 def _each_copy(program: Program, row: Any, index: Any, slot: Any, act: Callable[[Any], None]) -> None:
     """Does something with every copy of a step into a slot: keys and values of pages, or of the block."""
-    sizes, walk, inputs, scratch = program.sizes, program.walk, program.inputs, program.scratch
+    sizes, walk, operands, scratch = program.sizes, program.walk, program.operands, program.scratch
 
     def copy(kind: int, source: Any, start: Any, size: int) -> None:
         target = (scratch.keys, scratch.values)[kind].at[slot, :, pl.ds(start, size)]
@@ -158,7 +158,7 @@ def _each_copy(program: Program, row: Any, index: Any, slot: Any, act: Callable[
     def copy_page(place: jax.Array, carry: None) -> None:
         page = walk.table[row, index * sizes.step_pages + place]
         start = pl.multiple_of(place * sizes.page_size, sizes.page_size)
-        for kind, pool in enumerate((inputs.key_pool, inputs.value_pool)):
+        for kind, pool in enumerate((operands.key_pool, operands.value_pool)):
             copy(kind, pool.at[walk.layer[0], page], start, sizes.page_size)
 
     @pl.when(index < walk.end[row])
@@ -169,7 +169,7 @@ def _each_copy(program: Program, row: Any, index: Any, slot: Any, act: Callable[
     @pl.when(index >= walk.end[row])
     def _():
         own = pl.ds(pl.multiple_of((index - walk.end[row]) * sizes.own_len, sizes.own_len), sizes.own_len)
-        for kind, rows in enumerate((inputs.keys, inputs.values)):
+        for kind, rows in enumerate((operands.keys, operands.values)):
             copy(kind, rows.at[row, :, own], 0, sizes.own_len)
 
 
@@ -188,13 +188,13 @@ def _attend_prefix(program: Program, row: jax.Array, index: jax.Array, slot: jax
     tokens = jax.lax.broadcasted_iota(jnp.int32, (sizes.program_rows, sizes.step_len), 1)
     visible = tokens < left
     if window is not None:
-        visible &= tokens + index * sizes.step_len > program.inputs.positions[0] - window
+        visible &= tokens + index * sizes.step_len > program.operands.positions[0] - window
     _add(program, slot, visible)
 
 
 def _attend_own(program: Program, part: jax.Array, step: jax.Array, slot: jax.Array) -> None:
     """Adds one step of the block's own keys to the sums."""
-    sizes, words, window = program.sizes, program.inputs.words, program.scoring.window
+    sizes, words, window = program.sizes, program.operands.words, program.scoring.window
     shape = (sizes.program_rows, sizes.own_len)
     keys = step * sizes.own_len + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
     if words is None:
@@ -220,7 +220,7 @@ def _add(program: Program, slot: jax.Array, visible: jax.Array) -> None:
     product = functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
 
     def add(head: jax.Array, carry: None) -> None:
-        queries, keys = program.inputs.queries[0, head], scratch.keys[slot, head, :size]
+        queries, keys = program.operands.queries[0, head], scratch.keys[slot, head, :size]
         values = scratch.values[slot, head, :size]
         scores = product(queries, keys, (((1,), (1,)), ((), ())))
         scores = jnp.where(visible, capped(scores, program.scoring.soft_cap), MASKED)
@@ -233,4 +233,4 @@ def _add(program: Program, slot: jax.Array, visible: jax.Array) -> None:
         added = product(weights.astype(values.dtype), values, (((1,), (0,)), ((), ())))
         scratch.total[head] = scratch.total[head] * shrink + added
 
-    jax.lax.fori_loop(0, program.inputs.queries.shape[1], add, None)
+    jax.lax.fori_loop(0, program.operands.queries.shape[1], add, None)

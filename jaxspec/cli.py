@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from jaxspec import sglang_flags
 from jaxspec.config import ATTENTION_BACKENDS, DTYPES, WEIGHT_DTYPES, EngineConfig, SamplingParams, SpecConfig
 from jaxspec.draft_choice import AVAILABLE_ACCEPT_RULES
+from jaxspec.reasoning import PARSERS
 
 _NOT_GIVEN: Any = argparse.SUPPRESS
 # How jax's error for an allocation that fails begins; its class is not known here, where jax is not imported.
@@ -50,6 +51,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
     group.switch("disable_overlap_schedule", "wait for each round (v1) instead of overlapping one (v2)")
     group.switch("enable_dp_attention", "data-parallel attention (not in this version)")
     group.switch("skip_tokenizer_init", "run on token ids alone")
+    group.value("reasoning_parser", str, f"tells reasoning from the answer: {' or '.join(PARSERS)}")
     group.value("random_seed", int, "draws the seeds of requests that bring none")
     group.value("dtype", str, f"of weights, activations and caches: {', '.join(DTYPES)}")
     group.value("weight_dtype", str, f"what multiplied weights are stored as: {', '.join(WEIGHT_DTYPES)}")

@@ -17,6 +17,7 @@ from jaxspec.checks import (
     check_real,
     set_checked,
 )
+from jaxspec.reasoning import PARSERS
 from jaxspec.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from jaxspec.static_tree import MAX_NODES, check_static_tree
 
@@ -55,6 +56,7 @@ class EngineConfig:
         disable_overlap_schedule: wait for each round (v1) instead of overlapping one (v2).
         enable_dp_attention: data-parallel attention; refused by name in this version.
         skip_tokenizer_init: run on token ids alone.
+        reasoning_parser: tells the reasoning of a model from its answer; one of `jaxspec.reasoning.PARSERS`.
         random_seed: draws the seeds of requests that bring none.
         warmup: compile every shape before the first request.
         progress: show progress bars; None is only when stderr is a terminal.
@@ -86,6 +88,7 @@ class EngineConfig:
     disable_overlap_schedule: bool = False
     enable_dp_attention: bool = False
     skip_tokenizer_init: bool = False
+    reasoning_parser: str | None = None
     random_seed: int = 0
     warmup: bool = True
     progress: bool | None = None
@@ -121,6 +124,13 @@ class EngineConfig:
             "prefix_caching",
         ):
             check_bool(name, getattr(self, name))
+        if self.reasoning_parser is not None:
+            check_choice("reasoning_parser", self.reasoning_parser, tuple(PARSERS))
+            if self.skip_tokenizer_init:
+                raise ValueError(
+                    f"reasoning_parser={self.reasoning_parser!r} reads text, and skip_tokenizer_init=True gives none; "
+                    "leave one of them out."
+                )
         for name in ("progress", "scan_layers"):
             if getattr(self, name) is not None:
                 check_bool(name, getattr(self, name))

@@ -7,8 +7,8 @@ So the name of page p, of pages of S tokens, is
     name(p) = hash(name(p - 1), tokens p * S .. (p + 1) * S)        the last one is the next page's first
 
 and a page has a name only when that token is known. This leaves at least one token of any sequence to be computed,
-which its first output is drawn from. A named page is never written again: what is in flight for a request writes behind
-the tokens that the host knows.
+which its first output is drawn from. Only pages that a prefill fills get names. What a round writes is the same but for
+rounding, and a request's own pages should not depend on whether an earlier one's output happened to begin like it.
 """
 
 import array
@@ -61,17 +61,7 @@ class Prefixes:
     def name(self, requests: Iterable[Request]) -> None:
         """Names pages whose prefill is planned, all of a batch: later dispatches may read them, and not this one."""
         for request in requests if self._is_on else ():
-            self._name(request, request.prefilled // self._pool.page_size)
-
-    def name_outputs(self, request: Request) -> None:
-        """The same for a request that gives its pages up, outputs included."""
-        if self._is_on and request.prefilled == len(request.prefill_ids):
-            extend_names(request.page_names, request.sequence, self._pool.page_size)
-            # The last token that is known is emitted and not in the cache.
-            self._name(request, (request.known_len - 1) // self._pool.page_size)
-
-    def _name(self, request: Request, num_pages: int) -> None:
-        end = min(num_pages, len(request.page_names))
-        for page in range(request.num_named, end):
-            self._pool.keep(request.pages[page], request.page_names[page])
-        request.num_named = max(request.num_named, end)
+            end = min(request.prefilled // self._pool.page_size, len(request.page_names))
+            for page in range(request.num_named, end):
+                self._pool.keep(request.pages[page], request.page_names[page])
+            request.num_named = end

@@ -122,8 +122,8 @@ class Request:
         whole = self.prefilled == len(self.prefill_ids)
         return self.status is Status.RUNNING and whole and sure < self.budget
 
-    def completion(self, text: str) -> Completion:
-        """The result of a finished request; `text` comes from its `TextStream`.
+    def completion(self, text: str, *, reasoning: str | None = None, reasoning_tokens: int | None = None) -> Completion:
+        """The result of a finished request; `text` comes from its `TextStream`, see `Completion` for the others.
 
         Raises:
             RuntimeError: it is not finished.
@@ -144,6 +144,8 @@ class Request:
             proposed=stats.proposed,
             accepted_per_position=stats.accepted_per_position,
             timings=Timings(arrival=self.arrival, first_token=self.first_token, finished=self.finished),
+            reasoning=reasoning,
+            reasoning_tokens=reasoning_tokens,
             simulate_accept_len=self.simulate_accept_len,
         )
 

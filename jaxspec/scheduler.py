@@ -292,8 +292,7 @@ class Scheduler:
         self.metrics.finished += 1
 
     def _release(self, request: Request) -> None:
-        """Takes row and pages away; what is in flight for them is no longer of interest, and writes behind them."""
-        self._prefixes.name_outputs(request)
+        """Takes row and pages away; what is in flight for them is no longer of interest."""
         self._rows.release(request)
         self._running.remove(request)
         request.prefill_ids, request.prefilled, request.prefill_in_flight, request.in_flight = [], 0, False, 0

@@ -46,7 +46,10 @@ def main(argv: list[str] | None = None) -> int:
     from jaxspec.offline.rows import Reading
 
     reading = Reading(params, args.prompt_field, tuple(args.copy), is_chat=args.chat, system=args.system)
-    settings = {"model": args.model, "dtype": engine.dtype, "spec": spec, "reading": reading._asdict()}
+    matters = {
+        name: getattr(engine, name) for name in ("dtype", "weight_dtype", "reasoning_parser", "simulate_accept_len")
+    }
+    settings = {"model": args.model, **matters, "spec": spec, "reading": reading._asdict()}
     with Job(Path(args.input), Path(args.output), _as_json(settings), resume=args.resume) as job:
         if job.num_cut:
             print(f"{job.out}: dropped {job.num_cut} bytes of a row that was cut short", file=sys.stderr)

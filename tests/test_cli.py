@@ -63,6 +63,7 @@ ENGINE_FLAGS = {
     "chunked_prefill_size": ("--chunked-prefill-size -1", None),
     "decode_row_buckets": ("--decode-row-buckets 4,1", (1, 4)),
     "prefill_chunk_buckets": ("--prefill-chunk-buckets 512", (512,)),
+    "reasoning_parser": ("--reasoning-parser qwen3", "qwen3"),
     "prefix_caching": ("--no-prefix-caching", False),
     "rounds_per_dispatch": ("--rounds-per-dispatch 4", 4),
     "disable_overlap_schedule": ("--disable-overlap-schedule", True),

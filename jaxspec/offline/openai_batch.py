@@ -106,9 +106,12 @@ def _digest(custom_id: str) -> str:
 
 def _chat_choice(completion: Completion, tokenizer: Tokenizer | None) -> dict[str, Any]:
     entries = completion.logprobs
+    message = {"role": "assistant", "content": completion.text}
+    if completion.reasoning is not None:
+        message["reasoning_content"] = completion.reasoning
     return {
         "index": completion.index,
-        "message": {"role": "assistant", "content": completion.text},
+        "message": message,
         "logprobs": None if entries is None else {"content": [_chat_logprob(e, tokenizer) for e in entries]},
         "finish_reason": completion.finish_reason,
     }

@@ -28,7 +28,7 @@ from jaxspec.draft.shape import StaticTree, TreeShape
 from jaxspec.engine import Engine
 from jaxspec.loading.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.loading.drafts import DRAFT_SOURCES, OWN_DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
-from jaxspec.plan import SpecPlan
+from jaxspec.plan import Note, SpecPlan
 from jaxspec.resolve import resolve
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.sizes import num_rows
@@ -83,7 +83,12 @@ def launch(
         dtype=dtype,
         attention_backend=plan.attention_backend,
     )
-    engine = Engine(make_runner(program, params, shape), plan, settings)
+    runner = make_runner(program, params, shape)
+    if plan.prefix_caching and not runner.keeps_all_in_pages:
+        reason = "this model keeps more of a prompt than its pages, which are all that requests can share"
+        note = Note("prefix_caching", True, False, reason)
+        plan = dataclasses.replace(plan, prefix_caching=False, notes=(*plan.notes, note))
+    engine = Engine(runner, plan, settings)
     if settings.warmup:
         warm_up(engine, settings.progress)
     return engine
@@ -183,7 +188,7 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
     how: dict[str, Any] = {
         "dtype": plan.dtype,
         "scan_layers": plan.scan_layers,
-        "as_panels": plan.weight_layout == PANELS,
+        "panel_dtype": plan.weight_dtype if plan.weight_layout == PANELS else None,
     }
     network, leaves = target.load(**how)
     vocab_size = network.config.vocab_size
@@ -209,4 +214,5 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
         other, other_leaves = make(plan.merge, second, drafts[1])
         method, draft_leaves = Merged((one, other), plan.num_draft_tokens), (one_leaves, other_leaves)
     num_top = min(settings.max_logprobs, vocab_size)
-    return Program(network, method, plan.rounds_per_dispatch, num_top), Params(leaves, draft_leaves)
+    program = Program(network, method, plan.rounds_per_dispatch, num_top, plan.simulate_accept_len)
+    return program, Params(leaves, draft_leaves)

@@ -18,6 +18,7 @@ from jaxspec.draft.base import DraftMethod, Observation
 from jaxspec.kv_cache import Accepted, put_caches, take_caches, wait_for
 from jaxspec.models.network import Network
 from jaxspec.sampling import draw, token_logprobs
+from jaxspec.simulation import simulated_draws, simulated_tree
 from jaxspec.state import DraftState, Rows, Sampling, State, put, take
 from jaxspec.tree import DraftTree, ancestor_mask, node_depths, pack_bits
 from jaxspec.verify import Verdict, Walk, accept, advance, clip_walk
@@ -52,6 +53,7 @@ class Program:
     draft: DraftMethod
     rounds: int  # at most so many in one decode dispatch
     num_top_logprobs: int
+    simulate_accept_len: float | None = None  # see `EngineConfig`
 
     @property
     def path_len(self) -> int:
@@ -86,6 +88,9 @@ class _Judged(NamedTuple):
 def _judge(program: Program, params: Params, state: State, table: jax.Array) -> _Judged:
     target, method, rows = program.target.bind(params.target), program.draft, state.rows
     tree = method.propose(params.draft, state.draft, rows, table)
+    accept_len = program.simulate_accept_len
+    if accept_len is not None:
+        tree = simulated_tree(tree, rows, method.num_steps)
     depth = node_depths(tree.parents, method.num_steps)
     tree = _within_budget(tree, depth, rows.remaining)
     ancestors = None if method.is_chain else pack_bits(ancestor_mask(tree.parents, method.num_steps))
@@ -93,8 +98,10 @@ def _judge(program: Program, params: Params, state: State, table: jax.Array) -> 
     block = Block(positions, jnp.where(rows.active, rows.seq_len, 0), table, ancestors)
     out = target.extend(tree.tokens, block, state.caches, capture=method.capture)
     logits = target.logits(out.hidden)
-    drawn = draw(logits, positions + 1, rows.sampling)
-    return _Judged(tree, block, out, logits, drawn, accept(tree, drawn, rows, program.path_len))
+    drawn, matched = draw(logits, positions + 1, rows.sampling), tree
+    if accept_len is not None:
+        matched, drawn = simulated_draws(tree, drawn, rows, accept_len)
+    return _Judged(tree, block, out, logits, drawn, accept(matched, drawn, rows, program.path_len))
 
 
 def decode_round(program: Program, params: Params, state: State, table: jax.Array) -> tuple[State, Verdict]:

@@ -85,7 +85,7 @@ def mtp_config(family: str) -> MTPConfig:
 
 def _abstract(config: ModelConfig | MTPConfig) -> tuple[Network, list[Any]]:
     """The definition of a target or of a draft layer, and the shapes of its leaves."""
-    kind = Decoder if isinstance(config, ModelConfig) else MTPHead
+    kind: type[Any] = Decoder if isinstance(config, ModelConfig) else MTPHead
     how: dict[str, Any] = {"scan_layers": False} if kind is Decoder else {}
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, dtype=jnp.dtype("float32"), rngs=None, **how)))
     leaves, treedef = jax.tree.flatten(state)

@@ -25,6 +25,7 @@ MACHINE = [
     "microkernel",
     "product",
     "softmax",
+    "storage",
     "tile",
     "words",
 ]

@@ -47,7 +47,7 @@ class DraftSource(Protocol):
         """What the checkpoint left open."""
         ...
 
-    def load(self, target: Weights, *, dtype: str, scan_layers: bool, as_panels: bool) -> Weights: ...
+    def load(self, target: Weights, *, dtype: str, scan_layers: bool, panel_dtype: str | None) -> Weights: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +92,11 @@ class ModelSource:
             has_recurrent_state=config.has_recurrent_state,
         )
 
-    def load(self, target: Weights | None = None, *, dtype: str, scan_layers: bool, as_panels: bool = False) -> Weights:
+    def load(
+        self, target: Weights | None = None, *, dtype: str, scan_layers: bool, panel_dtype: str | None = None
+    ) -> Weights:
         """Network and leaves; a model of its own shares nothing with a target."""
-        loaded = load_model(self.checkpoint, dtype=jnp.dtype(dtype), scan_layers=scan_layers, as_panels=as_panels)
+        loaded = load_model(self.checkpoint, dtype=jnp.dtype(dtype), scan_layers=scan_layers, panel_dtype=panel_dtype)
         return Network(loaded.config, self.model[0], loaded.graphdef, loaded.treedef), loaded.leaves
 
 
@@ -126,9 +128,9 @@ class HeadSource:
     def notes(self) -> tuple[Note, ...]:
         return self.file.notes
 
-    def load(self, target: Weights, *, dtype: str, scan_layers: bool, as_panels: bool = False) -> Weights:
+    def load(self, target: Weights, *, dtype: str, scan_layers: bool, panel_dtype: str | None = None) -> Weights:
         """Network and leaves; one layer has nothing to be scanned."""
-        return load_head(self.file, *target, dtype=jnp.dtype(dtype), as_panels=as_panels)
+        return load_head(self.file, *target, dtype=jnp.dtype(dtype), panel_dtype=panel_dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,9 +153,9 @@ class OwnHeadSource:
     def notes(self) -> tuple[Note, ...]:
         return self.head.notes
 
-    def load(self, target: Weights, *, dtype: str, scan_layers: bool, as_panels: bool = False) -> Weights:
+    def load(self, target: Weights, *, dtype: str, scan_layers: bool, panel_dtype: str | None = None) -> Weights:
         """Network and leaves; one layer has nothing to be scanned."""
-        return load_own_head(self.head, *target, dtype=jnp.dtype(dtype), as_panels=as_panels)
+        return load_own_head(self.head, *target, dtype=jnp.dtype(dtype), panel_dtype=panel_dtype)
 
 
 def _open_model(checkpoint: Checkpoint, target: ModelConfig, *, with_tokenizer: bool) -> DraftSource:

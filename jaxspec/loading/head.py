@@ -71,7 +71,7 @@ def load_head(
     *,
     dtype: npt.DTypeLike,
     device: SingleDeviceSharding | None = None,
-    as_panels: bool = False,
+    panel_dtype: str | None = None,
 ) -> tuple[Network, tuple[jax.Array, ...]]:
     """Loads a head's weights. What it shares with the target are the target's own arrays.
 
@@ -80,7 +80,7 @@ def load_head(
         target: the model that it drafts for, and `target_leaves` its weights.
         dtype: of every weight: float32, bfloat16 or float16.
         device: where the leaves go, as a sharding; the default device if None.
-        as_panels: weights that are multiplied become panels, as the target's are.
+        panel_dtype: weights that are multiplied become panels of this dtype, as the target's are; None is plain arrays.
 
     Raises:
         ValueError: tensors are missing, not expected or of another shape; the error lists their names.
@@ -102,7 +102,7 @@ def load_head(
         ignored=("*.rotary_emb.inv_freq", *(file.stored[name] for name in _MAPS if name in file.stored)),
         given=given,
         device=device,
-        as_panels=as_panels,
+        panel_dtype=panel_dtype,
     )
     return Network(config, Head, filled.graphdef, filled.treedef), filled.leaves
 

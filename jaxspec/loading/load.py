@@ -52,7 +52,7 @@ def load_model(
     dtype: npt.DTypeLike,
     scan_layers: bool,
     device: SingleDeviceSharding | None = None,
-    as_panels: bool = False,
+    panel_dtype: str | None = None,
 ) -> LoadedModel:
     """Fills a model's weights from a checkpoint.
 
@@ -64,7 +64,7 @@ def load_model(
         dtype: of every weight: float32, bfloat16 or float16.
         scan_layers: equal layers are stacked, see `Decoder`.
         device: where the leaves go, as a sharding; the default device if None.
-        as_panels: weights that are multiplied become panels for the CPU's kernel.
+        panel_dtype: weights that are multiplied become panels of this dtype for the CPU's kernel; None is plain arrays.
 
     Raises:
         ValueError: an unsupported model or dtype, quantised weights, or tensors that are missing, not expected or of
@@ -82,7 +82,7 @@ def load_model(
         dtype=dtype,
         ignored=(*model_class.ignored(config), *unread_names(stored, config)),
         device=device,
-        as_panels=as_panels,
+        panel_dtype=panel_dtype,
     )
     return LoadedModel(config, *filled)
 
@@ -96,7 +96,7 @@ def fill_module(
     ignored: Sequence[str] = (),
     given: Mapping[LeafPath, jax.Array | Panels] | None = None,
     device: SingleDeviceSharding | None = None,
-    as_panels: bool = False,
+    panel_dtype: str | None = None,
 ) -> FilledModule:
     """Fills a module's weights from a checkpoint; see `load_model`.
 
@@ -108,7 +108,7 @@ def fill_module(
         ignored: glob patterns of tensors that are not read.
         given: arrays for leaves that the checkpoint does not fill; they are taken as they are.
         device: where the leaves go, as a sharding; the default device if None.
-        as_panels: weights that are multiplied become panels for the CPU's kernel.
+        panel_dtype: weights that are multiplied become panels of this dtype for the CPU's kernel; None is plain arrays.
 
     Raises:
         ValueError: an unsupported dtype, quantised weights, or tensors that do not fit; the error lists their names.
@@ -122,8 +122,8 @@ def fill_module(
     _check_tensors(checkpoint, sources, targets, ignored)
     filled = {**_fill(checkpoint, sources, targets, device), **(given or {})}
     weights = {path: leaf.replace(filled.pop(path)) for path, leaf in targets.items()}
-    if as_panels:
-        pack_weights(weights)
+    if panel_dtype is not None:
+        pack_weights(weights, panel_dtype)
     leaves, treedef = jax.tree.flatten(nnx.from_flat_state(list(weights.items())))
     return FilledModule(graphdef, treedef, tuple(leaves))
 

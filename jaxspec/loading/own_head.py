@@ -79,7 +79,7 @@ def load_own_head(
     target_leaves: tuple[jax.Array, ...],
     *,
     dtype: npt.DTypeLike,
-    as_panels: bool = False,
+    panel_dtype: str | None = None,
 ) -> tuple[Network, tuple[jax.Array, ...]]:
     """Loads the layer's weights. Embedding and vocabulary head are the target's own arrays.
 
@@ -98,6 +98,6 @@ def load_own_head(
         dtype=dtype,
         ignored=("*",),  # whoever loads the target says what is not expected
         given=given,
-        as_panels=as_panels,
+        panel_dtype=panel_dtype,
     )
     return Network(config, MTPHead, filled.graphdef, filled.treedef), filled.leaves

@@ -3,8 +3,8 @@
     python scripts/check_kernels.py                      # all shapes and dtypes; in the interpreter some minutes
     python scripts/check_kernels.py --only tree-64 --dtype bfloat16
 
-Without a TPU or a GPU the kernel for TPUs runs in the interpreter. What is no committed token is NaN. The end is an error
-where a kernel is further from its twin than it may be; what a kernel does not take is named.
+Without a TPU or a GPU the kernel for TPUs runs in the interpreter. What is no committed token is NaN. The end is an
+error where a kernel is further from its twin than it may be; what a kernel does not take is named.
 """
 
 import argparse

@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxspec.checks import (
     MAX_INT32,
     check_bool,
     check_choice,
+    check_functions,
     check_instance,
     check_int,
     check_ints,
@@ -58,6 +59,12 @@ class EngineConfig:
         scan_layers: stack equal layers and scan over them.
         max_stop_token_ids: most stop ids a request may have, the model's own included.
         max_logprobs: most top log-probabilities a request may ask for.
+        max_logit_bias: most tokens whose logits a request may bias; 0 compiles none of it.
+        max_bad_words: most bad words of two tokens and more a request may have; 0 compiles none of it.
+        max_bad_word_tokens: longest bad word, in tokens.
+        logits_processors: name -> a pure JAX function that requests may name: of a draw's logits, float32 [V], and of
+            its row (`jaxspec.adjust.RowTokens`), to logits. A draft tree's nodes are drawn with the drafts on their own
+            path for tokens, so that the output is that of plain decoding. Pairs once built.
 
     Raises:
         TypeError: a value has the wrong Python type.
@@ -85,6 +92,10 @@ class EngineConfig:
     scan_layers: bool | None = None
     max_stop_token_ids: int = 16
     max_logprobs: int = MAX_LOGPROBS
+    max_logit_bias: int = 300
+    max_bad_words: int = 32
+    max_bad_word_tokens: int = 8
+    logits_processors: Mapping[str, Callable[..., Any]] | Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, DTYPES)
@@ -101,6 +112,10 @@ class EngineConfig:
             random_seed=check_int("random_seed", self.random_seed, low=0, high=MAX_SEED),
             max_stop_token_ids=check_int("max_stop_token_ids", self.max_stop_token_ids, low=1, high=MAX_INT32),
             max_logprobs=check_int("max_logprobs", self.max_logprobs, low=0, high=MAX_LOGPROBS),
+            max_logit_bias=check_int("max_logit_bias", self.max_logit_bias, low=0, high=MAX_INT32),
+            max_bad_words=check_int("max_bad_words", self.max_bad_words, low=0, high=MAX_INT32),
+            max_bad_word_tokens=check_int("max_bad_word_tokens", self.max_bad_word_tokens, low=2, high=MAX_INT32),
+            logits_processors=check_functions("logits_processors", self.logits_processors),
         )
         for name in ("disable_overlap_schedule", "enable_dp_attention", "skip_tokenizer_init", "warmup"):
             check_bool(name, getattr(self, name))
@@ -110,6 +125,11 @@ class EngineConfig:
         if self.compilation_cache_dir is not None:
             set_checked(self, compilation_cache_dir=check_path("compilation_cache_dir", self.compilation_cache_dir))
         self._check_buckets()
+
+    @property
+    def processors(self) -> dict[str, Callable[..., Any]]:
+        """`logits_processors` by name, in their order."""
+        return dict(cast(Sequence[tuple[str, Callable[..., Any]]], self.logits_processors))
 
     def _check_buckets(self) -> None:
         """Sorts the buckets, and checks that the largest holds what it has to."""

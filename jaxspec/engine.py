@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.batches import DecodeBatch, Entry, Limits, PrefillBatch, PrefillChunk, Progress, VerdictArrays
+from jaxspec.batches import DecodeBatch, Entry, Limits, PrefillBatch, Progress, VerdictArrays
 from jaxspec.config import EngineConfig
+from jaxspec.fill import fill_chunk
 from jaxspec.metrics import EngineMetrics
 from jaxspec.outputs import FinishReason
 from jaxspec.pages import PagePool
@@ -18,7 +19,7 @@ from jaxspec.plan import SpecPlan
 from jaxspec.request import Request
 from jaxspec.runner import Runner, Warmup
 from jaxspec.scheduler import Scheduler
-from jaxspec.step import Chunks, RoundView
+from jaxspec.step import RoundView
 from jaxspec.verify import Verdict
 
 # Rows of a prefill batch that is not of one row.
@@ -180,7 +181,7 @@ class Engine:
             return False
         chunks = self._runner.empty_chunks(batch.num_rows, batch.chunk_len)
         for index, chunk in enumerate(batch.chunks):
-            _fill_chunk(chunks, index, chunk)
+            fill_chunk(chunks, index, chunk)
             _fill_table(chunks.table, index, self._scheduler.page_row(chunk.request))
         self._in_flight.append(_Dispatch(batch, self._runner.prefill(chunks)))
         return True
@@ -238,25 +239,3 @@ def read_verdict(dispatch: _Dispatch) -> VerdictArrays:
 
 def _fill_table(table: Any, index: int, pages: list[int]) -> None:
     table[index, : len(pages)] = pages
-
-
-def _fill_chunk(chunks: Chunks, index: int, chunk: PrefillChunk) -> None:
-    """Writes one chunk and its request's settings into row `index` of a dispatch."""
-    params = chunk.request.params
-    arrays: Any = chunks  # NumPy arrays, fresh from the runner
-    sampling = arrays.sampling
-    arrays.row_ids[index] = chunk.row
-    arrays.tokens[index, : len(chunk.tokens)] = chunk.tokens
-    arrays.length[index] = len(chunk.tokens)
-    arrays.start[index] = chunk.start
-    arrays.next_token[index] = chunk.next_token
-    arrays.is_last[index] = chunk.is_last
-    arrays.remaining[index] = chunk.remaining
-    sampling.temperature[index] = params.temperature
-    sampling.top_k[index] = max(params.top_k, 0)
-    sampling.top_p[index] = params.top_p
-    sampling.min_p[index] = params.min_p
-    sampling.seed[index] = chunk.request.seed >> 32, chunk.request.seed & 0xFFFFFFFF
-    sampling.stop_ids[index, : len(chunk.request.stop_ids)] = chunk.request.stop_ids
-    sampling.min_len[index] = chunk.min_len
-    sampling.want_logprobs[index] = params.logprobs is not None

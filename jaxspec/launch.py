@@ -30,7 +30,9 @@ from jaxspec.loading.drafts import DRAFT_SOURCES, DraftSource, ModelSource, weig
 from jaxspec.plan import SpecPlan, TargetInfo
 from jaxspec.resolve import resolve
 from jaxspec.runner import Runner, RunnerShape
+from jaxspec.sampling_params import MAX_PROCESSOR_ARGUMENTS
 from jaxspec.sizes import num_rows
+from jaxspec.state import Widths
 from jaxspec.step import Params, Program
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.tree_shape import TreeShape as Numbers
@@ -81,11 +83,23 @@ def launch(
         page_size=plan.page_size,
         dtype=dtype,
         attention_backend=plan.attention_backend,
+        widths=_widths(settings, program.target.config.vocab_size),
     )
     engine = Engine(make_runner(program, params, shape), plan, settings)
     if settings.warmup:
         warm_up(engine, settings.progress)
     return engine
+
+
+def _widths(settings: EngineConfig, vocab_size: int) -> Widths:
+    return Widths(
+        num_biases=settings.max_logit_bias,
+        banned_vocab=vocab_size,
+        num_bad_words=settings.max_bad_words,
+        bad_word_len=settings.max_bad_word_tokens,
+        num_processors=len(settings.processors),
+        num_arguments=MAX_PROCESSOR_ARGUMENTS,
+    )
 
 
 def make_runner(program: Program, params: Params, shape: RunnerShape) -> Runner:
@@ -193,12 +207,13 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
     }
     network, leaves = target.load(**how)
     vocab_size = network.config.vocab_size
+    processors = tuple(settings.processors.values())
 
     def make(algorithm: str, shape: TreeShape, source: DraftSource | None) -> tuple[DraftMethod, tuple[Any, ...]]:
         own, weights = None, ()
         if source is not None:
             own, weights = source.load((network, leaves), **how)
-        wanted = DraftSettings(shape, plan.shared_noise, plan.ngram_min_match, plan.ngram_max_match)
+        wanted = DraftSettings(shape, plan.shared_noise, plan.ngram_min_match, plan.ngram_max_match, processors)
         return DRAFTS[algorithm](wanted, own, vocab_size), weights
 
     shape = TreeShape(plan.num_steps, plan.eagle_topk, plan.num_draft_tokens)
@@ -215,4 +230,4 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
         other, other_leaves = make(plan.merge, second, drafts[1])
         method, draft_leaves = Merged((one, other), plan.num_draft_tokens), (one_leaves, other_leaves)
     num_top = min(settings.max_logprobs, vocab_size)
-    return Program(network, method, plan.rounds_per_dispatch, num_top), Params(leaves, draft_leaves)
+    return Program(network, method, plan.rounds_per_dispatch, num_top, processors), Params(leaves, draft_leaves)

@@ -64,6 +64,10 @@ class LLM:
             eos_ids=eos_ids,
             max_stop_token_ids=settings.max_stop_token_ids,
             max_logprobs=runner.program.num_top_logprobs,
+            max_logit_bias=settings.max_logit_bias,
+            max_bad_words=settings.max_bad_words,
+            max_bad_word_tokens=settings.max_bad_word_tokens,
+            processors=tuple(settings.processors),
         )
         self._watch = AcceptanceWatch(self.plan.algorithm)
         self._rng = random.Random(settings.random_seed)

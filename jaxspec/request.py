@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jaxspec.config import SamplingParams
 from jaxspec.metrics import Emission, RoundStats
 from jaxspec.outputs import Completion, FinishReason, RequestOutput, StreamChunk, Timings, TokenLogprobs
+from jaxspec.request_rules import RequestRules, check_adjustments, processor_arguments
 
 __all__ = [
     "Completion",
@@ -41,6 +42,7 @@ class Request:
         prompt_index, index: which prompt of the call, and which of its completions.
         budget: most tokens it may emit, at least 0.
         stop_ids: tokens that end it; the stop token is emitted and counted.
+        processors: place of each user's processor that applies -> its numbers.
         output_ids: emitted tokens the host knows of.
         logprobs: one entry for each of `output_ids` where `params.logprobs` is not None, else empty.
         emissions: what each retired step added; their counts add up to `len(output_ids)`.
@@ -61,6 +63,7 @@ class Request:
     seed: int
     budget: int
     stop_ids: tuple[int, ...]
+    processors: dict[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     output_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     emissions: list[Emission] = dataclasses.field(default_factory=list)
@@ -139,24 +142,6 @@ class Request:
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RequestRules:
-    """What the engine can serve; `make_requests` refuses the rest.
-
-    Attributes:
-        max_model_len: most tokens of prompt and output together.
-        vocab_size: token ids are below this.
-        eos_ids: end-of-sequence tokens of the model.
-        max_stop_token_ids, max_logprobs: widths of the device's arrays.
-    """
-
-    max_model_len: int
-    vocab_size: int
-    eos_ids: tuple[int, ...] = ()
-    max_stop_token_ids: int = 16
-    max_logprobs: int = 20
-
-
 def make_requests(
     prompt_ids: Sequence[int],
     params: SamplingParams,
@@ -177,6 +162,8 @@ def make_requests(
     prompt = [int(token) for token in prompt_ids]
     _check_prompt(prompt, params, rules, prompt_index)
     stop_ids = _stop_ids(params, rules)
+    check_adjustments(params, rules, stop_ids)
+    processors = processor_arguments(params, rules)
     room = rules.max_model_len - len(prompt)
     budget = room if params.max_tokens is None else min(params.max_tokens, room)
     seed = rng.getrandbits(64) if params.seed is None else params.seed
@@ -190,6 +177,7 @@ def make_requests(
             seed=completion_seed(seed, index),
             budget=budget,
             stop_ids=stop_ids,
+            processors=processors,
         )
         for index in range(params.n)
     ]
@@ -229,11 +217,13 @@ def _check_prompt(prompt: list[int], params: SamplingParams, rules: RequestRules
             f"prompt {prompt_index} has token id {wrong}; this model's ids are 0..{rules.vocab_size - 1}. "
             "Was it encoded with another tokenizer?"
         )
-    if params.logprobs is not None and params.logprobs > rules.max_logprobs:
-        raise ValueError(
-            f"logprobs={params.logprobs} is more than max_logprobs={rules.max_logprobs}; "
-            f"ask for fewer or set EngineConfig(max_logprobs={params.logprobs})."
-        )
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and wanted > rules.max_logprobs:
+            raise ValueError(
+                f"{name}={wanted} is more than max_logprobs={rules.max_logprobs}; "
+                f"ask for fewer or set EngineConfig(max_logprobs={wanted})."
+            )
 
 
 def _stop_ids(params: SamplingParams, rules: RequestRules) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.draft.base import CacheShape
-from jaxspec.state import Rows, Sampling, State
+from jaxspec.state import NO_WIDTHS, Rows, Sampling, State, Widths
 from jaxspec.step import Chunks, Params, Program, RoundView, compiled_steps, preview_step
 from jaxspec.verify import Verdict
 
@@ -24,6 +24,7 @@ class RunnerShape(NamedTuple):
     page_size: int
     dtype: jnp.dtype
     attention_backend: str = "xla"
+    widths: Widths = NO_WIDTHS
 
     @property
     def table_width(self) -> int:
@@ -62,7 +63,8 @@ class Runner:
             num_pages=pool.num_pages, page_size=pool.page_size, dtype=pool.dtype, backend=pool.attention_backend
         )
         draft = program.draft.init(pool)
-        return State(Rows.zeros(shape.num_rows, shape.max_model_len, shape.num_stop_ids), caches, draft)
+        rows = Rows.zeros(shape.num_rows, shape.max_model_len, shape.num_stop_ids, shape.widths)
+        return State(rows, caches, draft)
 
     @property
     def state(self) -> State:
@@ -93,7 +95,7 @@ class Runner:
             is_last=ints().astype(bool),
             remaining=ints(),
             # Never made on the device: reading it back would wait for the rounds in flight.
-            sampling=Sampling.zeros(num_rows, self.shape.num_stop_ids, xp=np),
+            sampling=Sampling.zeros(num_rows, self.shape.num_stop_ids, self.shape.widths, xp=np),
         )
 
     def prefill(self, chunks: Chunks) -> Verdict:

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.adjust import Processor
 from jaxspec.attention import Block
+from jaxspec.context import Context
 from jaxspec.draft.base import DraftMethod, Observation
 from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
@@ -52,6 +54,7 @@ class Program:
     draft: DraftMethod
     rounds: int  # at most so many in one decode dispatch
     num_top_logprobs: int
+    processors: tuple[Processor, ...] = ()  # the user's
 
     @property
     def path_len(self) -> int:
@@ -66,9 +69,10 @@ def _verdict(program: Program, walk: Walk, logits: jax.Array, rows: Rows) -> Ver
     return Verdict(walk.tokens, walk.count, walk.accepted, walk.proposed, walk.finish, *logprobs)
 
 
-def _within_budget(tree: DraftTree, depth: jax.Array, remaining: jax.Array) -> DraftTree:
-    """Empties nodes that no budget reaches: they are neither judged nor counted."""
-    reachable = depth < jnp.maximum(remaining, 1)[:, None]
+def _judgeable(tree: DraftTree, depth: jax.Array, rows: Rows) -> DraftTree:
+    """Empties nodes that no budget reaches, and those of rows without speculation: they are not judged or counted."""
+    most = jnp.where(rows.sampling.speculate, jnp.maximum(rows.remaining, 1), 1)
+    reachable = depth < most[:, None]
     return tree._replace(tokens=jnp.where(reachable, tree.tokens, -1))
 
 
@@ -87,13 +91,14 @@ def _judge(program: Program, params: Params, state: State, table: jax.Array) -> 
     target, method, rows = program.target.bind(params.target), program.draft, state.rows
     tree = method.propose(params.draft, state.draft, rows, table)
     depth = node_depths(tree.parents, method.num_steps)
-    tree = _within_budget(tree, depth, rows.remaining)
+    tree = _judgeable(tree, depth, rows)
     ancestors = None if method.is_chain else pack_bits(ancestor_mask(tree.parents, method.num_steps))
     positions = rows.seq_len[:, None] + depth
     block = Block(positions, jnp.where(rows.active, rows.seq_len, 0), table, ancestors)
     out = target.extend(tree.tokens, block, state.caches, capture=method.capture)
     logits = target.logits(out.hidden)
-    drawn = draw(logits, positions + 1, rows.sampling)
+    context = Context.of_tree(rows, tree, method.num_steps)
+    drawn = draw(logits, positions + 1, rows.sampling, context, program.processors)
     return _Judged(tree, block, out, logits, drawn, accept(tree, drawn, rows, program.path_len))
 
 
@@ -208,7 +213,9 @@ def prefill_step(program: Program, params: Params, state: State, chunks: Chunks)
 
     final = jnp.maximum(chunks.length - 1, 0)
     logits = target.logits(_along(final[:, None], out.hidden))
-    tokens = draw(logits, end[:, None], rows.sampling)
+    # Before `advance`, a row stands where its bonus token is the prompt's last.
+    context = Context.of(rows._replace(seq_len=end - 1))
+    tokens = draw(logits, end[:, None], rows.sampling, context, program.processors)
     path = jnp.broadcast_to(offsets, chunks.tokens.shape)
     kept = Accepted(path, wait_for(chunks.length, tokens[:, 0]))
     caches = target.commit(local.caches, out.pending, block, kept)

@@ -75,6 +75,9 @@ ENGINE_FLAGS = {
     "compilation_cache_dir": ("--compilation-cache-dir none", None),
     "max_stop_token_ids": ("--max-stop-token-ids 3", 3),
     "max_logprobs": ("--max-logprobs 2", 2),
+    "max_logit_bias": ("--max-logit-bias 9", 9),
+    "max_bad_words": ("--max-bad-words 0", 0),
+    "max_bad_word_tokens": ("--max-bad-word-tokens 4", 4),
 }
 SAMPLING_FLAGS = {
     "temperature": ("--temperature 0.5", 0.5),
@@ -89,6 +92,14 @@ SAMPLING_FLAGS = {
     "ignore_eos": ("--ignore-eos", True),
     "n": ("--n 3", 3),
     "logprobs": ("--logprobs 4", 4),
+    "prompt_logprobs": ("--prompt-logprobs 0", 0),
+    "presence_penalty": ("--presence-penalty 0.5", 0.5),
+    "frequency_penalty": ("--frequency-penalty -1", -1.0),
+    "repetition_penalty": ("--repetition-penalty 1.2", 1.2),
+    "logit_bias": ("--logit-bias 7:-2,5:1.5", ((5, 1.5), (7, -2.0))),
+    "allowed_token_ids": ("--allowed-token-ids 2,7", (2, 7)),
+    "bad_words_ids": ("--bad-words-ids 5,9 --bad-words-ids 3", ((5, 9), (3,))),
+    "speculate": ("--no-speculate", False),
     "skip_special_tokens": ("--no-skip-special-tokens", False),
     "include_stop_str_in_output": ("--include-stop-str-in-output", True),
 }
@@ -107,6 +118,7 @@ SPEC_FLAGS = {
 
 # Tested together: some of them need each other.
 TREE_FIELDS = ("static_tree", "merge", "merge_draft_model", "merge_num_steps")
+PYTHON_ONLY = ("logits_processors",)  # functions, and the names of them
 
 
 @pytest.mark.parametrize(
@@ -119,7 +131,7 @@ TREE_FIELDS = ("static_tree", "merge", "merge_draft_model", "merge_num_steps")
 )
 def test_every_setting_has_a_flag_that_sets_it_alone(settings, build, flags, needed):
     fields = {field.name for field in dataclasses.fields(settings)} - {"algorithm"}
-    assert fields - {*TREE_FIELDS} == set(flags)
+    assert fields - {*TREE_FIELDS, *PYTHON_ONLY} == set(flags)
     plain = vars(build(parse(*needed.split())))
     for name, (text, value) in flags.items():
         assert vars(build(parse(*needed.split(), *text.split()))) == {**plain, name: value}, name

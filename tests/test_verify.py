@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.context import Context
 from jaxspec.sampling import draw
 from jaxspec.state import Rows
 from jaxspec.tree import DraftTree, chain_parents
@@ -167,7 +168,9 @@ def test_no_row_stops_below_its_min_len(temperature):
     )
     rows = rows._replace(seq_len=jnp.full(num_rows, 9), remaining=jnp.full(num_rows, 9), sampling=sampling)
     logits = jnp.asarray(rng.standard_normal((num_rows, num_nodes, VOCAB)), jnp.float32).at[:, :, -1].add(2)
-    drawn = jax.jit(draw)(logits, 10 + jnp.broadcast_to(jnp.arange(num_nodes), (num_rows, num_nodes)), sampling)
+    paths = jnp.full((num_rows, num_nodes, num_nodes - 1), -1, jnp.int32)
+    positions = 10 + jnp.broadcast_to(jnp.arange(num_nodes), (num_rows, num_nodes))
+    drawn = jax.jit(lambda x: draw(x, positions, sampling, Context.of(rows, lambda: paths)))(logits)
     tokens = jnp.roll(drawn, 1, axis=1)  # every draft is right
     check_accept(DraftTree(tokens, chain_parents(num_rows, num_nodes)), drawn, rows, num_nodes)
     walk = jit_accept(DraftTree(tokens, chain_parents(num_rows, num_nodes)), drawn, rows, path_len=num_nodes)

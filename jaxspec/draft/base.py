@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxspec.adjust import Processor
 from jaxspec.draft.shape import TreeShape
 from jaxspec.state import DraftState, Rows
 from jaxspec.tree import DraftTree, chain_parents
@@ -21,6 +22,7 @@ class DraftSettings(NamedTuple):
     shared_noise: bool
     ngram_min_match: int
     ngram_max_match: int
+    processors: tuple[Processor, ...] = ()
 
 
 class CacheShape(NamedTuple):

@@ -33,6 +33,7 @@ class Frontier(NamedTuple):
 
     tokens: jax.Array  # int32 [B, K]
     depth: jax.Array  # int32 scalar; 0 is the first draft
+    paths: jax.Array  # int32 [B, K, num_steps - 1], drafts down to the node itself, -1 behind it
     ancestors: jax.Array  # uint32 [B, K, words], over the earlier levels' slots and this level's own
     earlier: Any  # pending of the earlier levels, see `Decoder.extend`
     carry: Any  # leaves [B, K, ...]: what each node's parent handed down
@@ -62,6 +63,7 @@ class _Beam(NamedTuple):
     tokens: jax.Array  # int32 [B, K]
     scores: jax.Array  # float32 [B, K], cumulative
     candidates: jax.Array  # int32 [B, K], the nodes' indices among all candidates
+    paths: jax.Array  # int32 [B, K, num_steps - 1], drafts above the nodes, -1 from their own places on
     slots: jax.Array  # bool [B, K, (num_steps - 1) K], ancestors among the slots of earlier levels
     earlier: Any
     carry: Any
@@ -109,7 +111,8 @@ def grow(
     def level(beam: _Beam, step: tuple[jax.Array, jax.Array | None]) -> tuple[_Beam, Candidates]:
         depth, places = step
         ancestors = pack_bits(jnp.concatenate([beam.slots, own], axis=-1))
-        out = run(Frontier(beam.tokens, depth, ancestors, beam.earlier, beam.carry))
+        paths = beam.paths.at[:, :, depth].set(beam.tokens)
+        out = run(Frontier(beam.tokens, depth, paths, ancestors, beam.earlier, beam.carry))
         scores = (beam.scores[..., None] + out.children.scores).reshape(num_rows, -1)
         tokens = out.children.tokens.reshape(num_rows, -1)
         found = Candidates(tokens, scores, jnp.repeat(beam.candidates, topk, axis=1))
@@ -121,6 +124,7 @@ def grow(
             tokens=jnp.take_along_axis(tokens, kept, axis=1),
             scores=kept_scores,
             candidates=topk + depth * width * topk + kept,
+            paths=paths[rows, parent],
             slots=slots,
             earlier=jax.tree.map(write, beam.earlier, out.pending),
             carry=jax.tree.map(lambda leaf: leaf[rows, parent], out.carry),
@@ -137,6 +141,7 @@ def grow(
         tokens=jnp.take_along_axis(first.tokens, places, axis=1),
         scores=start_scores,
         candidates=places.astype(jnp.int32),
+        paths=jnp.full((num_rows, width, shape.num_steps - 1), -1, jnp.int32),
         slots=jnp.zeros((num_rows, width, num_slots), bool),
         earlier=earlier,
         carry=jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], width, axis=1), carry),

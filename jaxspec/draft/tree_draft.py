@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec.adjust import Processor, adjust
+from jaxspec.context import Context
 from jaxspec.draft.base import CacheShape, Observation
 from jaxspec.draft.grow import Children, Frontier, Level, best_children, grow
 from jaxspec.draft.shape import Shaped, TreeShape
@@ -27,6 +29,7 @@ class TreeDraft(Shaped):
     network: Network
     shape: TreeShape
     shared_noise: bool = dataclasses.field(default=True, kw_only=True)
+    processors: tuple[Processor, ...] = dataclasses.field(default=(), kw_only=True)
 
     def empty_caches(self, shape: CacheShape) -> tuple[PagedKV, ...]:
         return self.network.init_cache(
@@ -41,9 +44,14 @@ class TreeDraft(Shaped):
         size = (num_rows, self.shape.topk)
         return Children(jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32))
 
-    def best_of(self, logits: jax.Array, positions: jax.Array, rows: Rows) -> Children:
-        """The best tokens at absolute positions [B, K] by draft logits float32 [B, K, V]."""
+    def best_of(self, logits: jax.Array, positions: jax.Array, rows: Rows, paths: jax.Array | None = None) -> Children:
+        """The best tokens at absolute positions [B, K] by draft logits float32 [B, K, V].
+
+        `paths` int32 [B, K, D] are the drafts down to each node; None where they follow the bonus token.
+        """
         sampling = rows.sampling
+        context = Context.of(rows, None if paths is None else lambda: paths)
+        logits = adjust(logits, positions, sampling, context, self.processors)
         if not self.shared_noise:
             sampling = sampling._replace(seed=sampling.seed ^ _OTHER_SEED)
         return best_children(perturb(logits, positions, sampling), self.shape)

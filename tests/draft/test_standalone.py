@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.attention import Block
+from jaxspec.context import Context
 from jaxspec.draft.base import CacheShape, DraftSettings, Observation
 from jaxspec.draft.standalone import Standalone
 from jaxspec.models.network import Network
@@ -49,7 +50,8 @@ def next_tokens(logits, lengths, sampling):
     """What each row draws after `lengths` tokens, over the target's vocabulary."""
     last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[..., :VOCAB]
     last = jnp.pad(last, ((0, 0), (0, 0), (0, VOCAB - last.shape[-1])), constant_values=-jnp.inf)
-    return draw(last, lengths[:, None], sampling)[:, 0]
+    context = Context.of(Rows.zeros(last.shape[0], MAX_LEN, 1))  # nobody asks for what was said before
+    return draw(last, lengths[:, None], sampling, context)[:, 0]
 
 
 class Fed:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from jaxspec import sglang_flags
-from jaxspec.cli_values import or_none, read_biases, read_int, read_ints, read_literal
+from jaxspec.cli_values import or_none, read_biases, read_bool, read_int, read_ints, read_literal
 from jaxspec.config import ATTENTION_BACKENDS, DTYPES, EngineConfig, SamplingParams, SpecConfig
 from jaxspec.draft_choice import AVAILABLE_ACCEPT_RULES
 
@@ -75,8 +75,10 @@ def add_spec_flags(parser: argparse.ArgumentParser) -> None:
     group.sglang("ngram_min_match_window_size", read_int, "shortest suffix that NGRAM looks up", "--ngram-min-match")
     group.sglang("ngram_max_match_window_size", read_int, "longest suffix that NGRAM looks up", "--ngram-max-match")
     for name in sglang_flags.THRESHOLDS:
-        group.sglang(name, float, "1, or left out: a lower threshold is lossy and refused")
-    group.value("accept_rule", str, f"{' or '.join(AVAILABLE_ACCEPT_RULES)} (lossy rules are not in this version)")
+        group.sglang(name, float, "a lower one is lossy and accepts more (accept rule target_only)")
+    group.sglang("use_rejection_sampling", read_bool, "the same as --accept-rule rejection")
+    group.sglang("use_block_verification", read_bool, "judge chains as a whole (accept rule rejection)")
+    group.value("accept_rule", str, f"one of {', '.join(AVAILABLE_ACCEPT_RULES)}")
     group.toggle("shared_noise", "draw sampled drafts with the noise of the target's own draw")
     group.value("static_tree", str, "JSON file of a tree of fixed form: its nodes as ranks, [[0], [1], [0, 0]]")
     group.value("merge", str, "a second draft method, whose chain fills the same tree")
@@ -231,8 +233,10 @@ class _Group:
         # SpecConfig's own default algorithm is not the flag's: without the flag there is no speculation.
         text = text if name == "algorithm" else self._with_default(sglang_flags.MAPPED.get(name, name), text)
         flags, dest = (sglang_flags.flag_of(name), *aliases), f"{sglang_flags.PREFIX}{name}"
-        metavar = _metavar(parse)
-        self._group.add_argument(*flags, dest=dest, type=parse, default=_NOT_GIVEN, metavar=metavar, help=text)
+        how: dict[str, Any] = {"nargs": "?", "const": True} if parse is read_bool else {}
+        self._group.add_argument(
+            *flags, dest=dest, type=parse, default=_NOT_GIVEN, metavar=_metavar(parse), help=text, **how
+        )
 
     def switch(self, name: str, text: str) -> None:
         """Adds a flag that switches something on."""
@@ -261,10 +265,18 @@ def _given(args: argparse.Namespace, settings: Any) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
+_METAVARS = {
+    "int": "N",
+    "count": "N",
+    "float": "X",
+    "read_ints": "N,N,...",
+    "read_biases": "N:X,...",
+    "read_bool": "true|false",
+}
+
+
 def _metavar(parse: Callable[[str], Any]) -> str:
-    return {"int": "N", "count": "N", "float": "X", "read_ints": "N,N,...", "read_biases": "N:X,..."}.get(
-        parse.__name__, "TEXT"
-    )
+    return _METAVARS.get(parse.__name__, "TEXT")
 
 
 def _flag(name: str) -> str:

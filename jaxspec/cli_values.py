@@ -16,6 +16,13 @@ def read_int(text: str) -> int:
 read_int.__name__ = "int"  # argparse names the type in its message
 
 
+def read_bool(text: str) -> bool:
+    """Reads `true` or `false`."""
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
 def read_ints(text: str) -> list[int]:
     """Reads `1,4,16`."""
     try:

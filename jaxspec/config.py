@@ -15,6 +15,7 @@ from jaxspec.checks import (
     check_ints,
     check_optional_ints,
     check_path,
+    check_real,
     set_checked,
 )
 from jaxspec.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
@@ -31,6 +32,7 @@ ATTENTION_BACKENDS = ("auto", "xla", "cpu", "pallas_tpu", "pallas_gpu")
 # A lookup compares every length of suffix: each makes the compiled step longer.
 MAX_NGRAM = 64
 ACCEPT_RULES = ("coupled", "rejection", "target_only", "typical")
+THRESHOLDS = ("accept_threshold_single", "accept_threshold_acc")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,7 +179,13 @@ class SpecConfig:
         merge_num_steps: length of its chain.
         overlap_trees: lets trees (eagle_topk > 1, or merged) run on the overlapped schedule (v2).
         strict: turns every override, fallback and warning of the plan into an error.
-        accept_rule: one of `ACCEPT_RULES`.
+        accept_rule: "coupled" gives the output of plain decoding, token for token. "rejection" (chains) and
+            "target_only" give its law, and other tokens than plain decoding draws; greedy requests get the same tokens
+            by any rule.
+        block_verification: has "rejection" judge a chain as a whole: more drafts are accepted, by the same law.
+        accept_threshold_single: "target_only" accepts a draft that the target gives this probability, above 0 to 1.
+            Below 1 it is lossy: the output no longer follows the target's law.
+        accept_threshold_acc: the same of the sum of a draft's and its siblings' probabilities, which is divided by it.
         shared_noise: sampled drafts are drawn with the noise of the target's own draw, and so agree with it more often;
             False draws them with noise of their own, to measure what sharing gives. The output is the same.
         ngram_max_match: longest suffix that NGRAM looks up.
@@ -200,6 +208,9 @@ class SpecConfig:
     overlap_trees: bool = False
     strict: bool = False
     accept_rule: str = "coupled"
+    block_verification: bool = False
+    accept_threshold_single: float = 1.0
+    accept_threshold_acc: float = 1.0
     shared_noise: bool = True
     ngram_max_match: int = 3
     ngram_min_match: int = 1
@@ -226,7 +237,7 @@ class SpecConfig:
         check_bool("overlap_trees", self.overlap_trees)
         check_bool("strict", self.strict)
         check_bool("shared_noise", self.shared_noise)
-        check_choice("accept_rule", self.accept_rule, ACCEPT_RULES)
+        self._check_rule()
         shortest = check_int("ngram_min_match", self.ngram_min_match, low=1)
         longest = check_int("ngram_max_match", self.ngram_max_match, low=1, high=MAX_NGRAM)
         if shortest > longest:
@@ -235,6 +246,25 @@ class SpecConfig:
                 f"set ngram_max_match to at least {shortest}."
             )
         set_checked(self, ngram_min_match=shortest, ngram_max_match=longest)
+
+    def _check_rule(self) -> None:
+        check_choice("accept_rule", self.accept_rule, ACCEPT_RULES)
+        check_bool("block_verification", self.block_verification)
+        if self.block_verification and self.accept_rule != "rejection":
+            raise ValueError(
+                f"block_verification=True is an option of accept_rule='rejection', not of {self.accept_rule!r}; "
+                "set that rule, or leave it out."
+            )
+        for name in THRESHOLDS:
+            threshold = check_real(name, getattr(self, name))
+            if not 0 < threshold <= 1:
+                raise ValueError(f"{name}={threshold} must be above 0 and at most 1; set 1 for no loss.")
+            if threshold < 1 and self.accept_rule != "target_only":
+                raise ValueError(
+                    f"{name}={threshold} is lossy, and accept_rule={self.accept_rule!r} is not; "
+                    "set accept_rule='target_only', or leave it out."
+                )
+            set_checked(self, **{name: threshold})
 
     @classmethod
     def from_sglang(cls, **flags: object) -> "SpecConfig":

@@ -21,7 +21,7 @@ from jaxspec.device import (
     platform,
 )
 from jaxspec.draft import DRAFTS
-from jaxspec.draft.base import DraftMethod, DraftSettings
+from jaxspec.draft.base import DraftMethod, DraftSettings, Noise
 from jaxspec.draft.merged import Merged
 from jaxspec.draft.shape import StaticTree, TreeShape
 from jaxspec.engine import Engine
@@ -29,6 +29,7 @@ from jaxspec.loading.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.loading.drafts import DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
 from jaxspec.plan import SpecPlan, TargetInfo
 from jaxspec.resolve import resolve
+from jaxspec.rules import COUPLED, Rejection, Rule, TargetOnly
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.sampling_params import MAX_PROCESSOR_ARGUMENTS
 from jaxspec.sizes import num_rows
@@ -89,6 +90,22 @@ def launch(
     if settings.warmup:
         warm_up(engine, settings.progress)
     return engine
+
+
+def rule_for(plan: SpecPlan) -> Rule:
+    """The rule that judges the drafts of a plan."""
+    return {
+        "coupled": COUPLED,
+        "rejection": Rejection(plan.block_verification),
+        "target_only": TargetOnly(plan.accept_threshold_single, plan.accept_threshold_acc),
+    }[plan.accept_rule]
+
+
+def noise_for(plan: SpecPlan) -> Noise:
+    """How drafts are drawn that this plan's rule judges."""
+    if plan.accept_rule == "coupled":
+        return Noise.SHARED if plan.shared_noise else Noise.OWN
+    return Noise.FRESH if plan.accept_rule == "rejection" else Noise.NONE
 
 
 def _widths(settings: EngineConfig, vocab_size: int) -> Widths:
@@ -213,7 +230,7 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
         own, weights = None, ()
         if source is not None:
             own, weights = source.load((network, leaves), **how)
-        wanted = DraftSettings(shape, plan.shared_noise, plan.ngram_min_match, plan.ngram_max_match, processors)
+        wanted = DraftSettings(shape, noise_for(plan), plan.ngram_min_match, plan.ngram_max_match, processors)
         return DRAFTS[algorithm](wanted, own, vocab_size), weights
 
     shape = TreeShape(plan.num_steps, plan.eagle_topk, plan.num_draft_tokens)
@@ -230,4 +247,6 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
         other, other_leaves = make(plan.merge, second, drafts[1])
         method, draft_leaves = Merged((one, other), plan.num_draft_tokens), (one_leaves, other_leaves)
     num_top = min(settings.max_logprobs, vocab_size)
-    return Program(network, method, plan.rounds_per_dispatch, num_top, processors), Params(leaves, draft_leaves)
+    return Program(network, method, plan.rounds_per_dispatch, num_top, processors, rule_for(plan)), Params(
+        leaves, draft_leaves
+    )

@@ -68,6 +68,7 @@ class LLM:
             max_bad_words=settings.max_bad_words,
             max_bad_word_tokens=settings.max_bad_word_tokens,
             processors=tuple(settings.processors),
+            exactness=self.plan.exactness,
         )
         self._watch = AcceptanceWatch(self.plan.algorithm)
         self._rng = random.Random(settings.random_seed)

@@ -4,6 +4,8 @@ import dataclasses
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort"]
+# What output is to plain decoding's: the same tokens; tokens by the same law; or neither, for the sake of speed.
+Exactness = Literal["token", "law", "lossy"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class Completion:
         rounds: verify rounds that emitted tokens.
         accept_length: tokens emitted by rounds / rounds; None without a round.
         accepted_per_position: entry j is how many rounds accepted at least j + 1 drafts.
+        exactness: "token" where the tokens are those of plain decoding, "law" where they follow its law, or "lossy".
     """
 
     index: int
@@ -57,6 +60,7 @@ class Completion:
     accepted: int
     proposed: int
     accepted_per_position: list[int]
+    exactness: Exactness
     timings: Timings
 
 
@@ -100,6 +104,10 @@ class RequestOutput:
     @property
     def accepted_per_position(self) -> list[int]:
         return self.completions[0].accepted_per_position
+
+    @property
+    def exactness(self) -> Exactness:
+        return self.completions[0].exactness
 
     @property
     def rounds(self) -> int:

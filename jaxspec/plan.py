@@ -3,6 +3,8 @@
 import dataclasses
 import logging
 
+from jaxspec.outputs import Exactness
+
 # The kinds of note, and what they mean under strict=True.
 AUTO = "auto"  # a value the user left open was filled in
 REQUESTED = "requested"  # the settings themselves ask for it, at a cost worth saying
@@ -96,6 +98,7 @@ class SpecPlan:
         decode_row_buckets: batch sizes that decoding is compiled for, ascending.
         prefill_chunk_buckets: chunk lengths that prefill is compiled for, ascending.
         scan_layers: whether equal layers are stacked and scanned over.
+        accept_rule, ..., accept_threshold_acc: how drafts are judged, see `SpecConfig`.
         attention_backend: "xla", or "cpu" for the CPU's kernel.
         weight_layout: "plain" arrays, or "panels" for the CPU's kernel.
         notes: what was filled in, replaced or found worth saying, in the order it was decided.
@@ -114,6 +117,9 @@ class SpecPlan:
     rounds_per_dispatch: int
     max_running_requests: int
     accept_rule: str
+    block_verification: bool = False
+    accept_threshold_single: float = 1.0
+    accept_threshold_acc: float = 1.0
     shared_noise: bool
     ngram_min_match: int
     ngram_max_match: int
@@ -128,6 +134,13 @@ class SpecPlan:
     scan_layers: bool
     weight_layout: str = "plain"
     notes: tuple[Note, ...] = ()
+
+    @property
+    def exactness(self) -> Exactness:
+        """What sampled output is to plain decoding's; greedy output is the same, token for token, by any rule."""
+        if self.accept_threshold_single < 1 or self.accept_threshold_acc < 1:
+            return "lossy"
+        return "token" if self.accept_rule == "coupled" else "law"
 
     @property
     def path_len(self) -> int:

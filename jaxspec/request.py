@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jaxspec.config import SamplingParams
 from jaxspec.metrics import Emission, RoundStats
-from jaxspec.outputs import Completion, FinishReason, RequestOutput, StreamChunk, Timings, TokenLogprobs
+from jaxspec.outputs import Completion, Exactness, FinishReason, RequestOutput, StreamChunk, Timings, TokenLogprobs
 from jaxspec.request_rules import RequestRules, check_adjustments, processor_arguments
 
 __all__ = [
@@ -43,6 +43,7 @@ class Request:
         budget: most tokens it may emit, at least 0.
         stop_ids: tokens that end it; the stop token is emitted and counted.
         processors: place of each user's processor that applies -> its numbers.
+        exactness: what its outputs are to those of plain decoding.
         output_ids: emitted tokens the host knows of.
         logprobs: one entry for each of `output_ids` where `params.logprobs` is not None, else empty.
         emissions: what each retired step added; their counts add up to `len(output_ids)`.
@@ -64,6 +65,7 @@ class Request:
     budget: int
     stop_ids: tuple[int, ...]
     processors: dict[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    exactness: Exactness = "token"
     output_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     emissions: list[Emission] = dataclasses.field(default_factory=list)
@@ -138,6 +140,7 @@ class Request:
             accepted=stats.accepted,
             proposed=stats.proposed,
             accepted_per_position=stats.accepted_per_position,
+            exactness=self.exactness,
             timings=Timings(arrival=self.arrival, first_token=self.first_token, finished=self.finished),
         )
 
@@ -178,6 +181,7 @@ def make_requests(
             budget=budget,
             stop_ids=stop_ids,
             processors=processors,
+            exactness=rules.exactness if params.temperature > 0 else "token",
         )
         for index in range(params.n)
     ]

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from jaxspec.config import SamplingParams
+from jaxspec.outputs import Exactness
 from jaxspec.sampling_params import MAX_PROCESSOR_ARGUMENTS
 
 
@@ -17,6 +18,7 @@ class RequestRules:
         eos_ids: end-of-sequence tokens of the model.
         max_stop_token_ids, ..., max_bad_word_tokens: widths of the device's arrays.
         processors: names of the engine's logits processors, in its order.
+        exactness: of sampled output, see `SpecPlan.exactness`.
     """
 
     max_model_len: int
@@ -28,6 +30,7 @@ class RequestRules:
     max_bad_words: int = 32
     max_bad_word_tokens: int = 8
     processors: tuple[str, ...] = ()
+    exactness: Exactness = "token"
 
 
 def check_adjustments(params: SamplingParams, rules: RequestRules, stop_ids: tuple[int, ...]) -> None:

@@ -24,6 +24,17 @@ def gumbel_noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax
     return jax.vmap(jax.vmap(one, (None, 0)))(seeds, positions)
 
 
+def fresh_seeds(seeds: jax.Array, purpose: int, roots: jax.Array) -> jax.Array:
+    """Seeds uint32 [B, 2] for one purpose in the round that starts at positions int32 [B], and for nothing else."""
+
+    def one(seed: jax.Array, root: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+        # No position is that large: what is folded in here is folded in nowhere else.
+        return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, 2**32 - purpose), root))
+
+    return jax.vmap(one)(seeds, roots)
+
+
 def _ordered(x: jax.Array) -> jax.Array:
     """Maps float32 to uint32 so that order is kept (NaN aside)."""
     sign = jnp.uint32(1 << 31)
@@ -92,6 +103,13 @@ def perturb(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.
         return jnp.where(sampled[:, None, None], scale(logits, sampling) + noise, logits)
 
     return jax.lax.cond(jnp.any(sampled), with_noise, lambda logits: logits, logits)
+
+
+def law(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """Probabilities of each draw, float32 [B, N, V], from logits out of `adjust`; a greedy row's are 0 and 1."""
+    drawn = jax.nn.softmax(scale(logits, sampling), axis=-1)
+    is_best = best_token(logits)[..., None] == jnp.arange(logits.shape[-1])
+    return jnp.where((sampling.temperature > 0)[:, None, None], drawn, is_best)
 
 
 def best_token(scores: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from jaxspec.context import Context
 from jaxspec.draft.base import DraftMethod, Observation
 from jaxspec.kv_cache import Accepted, wait_for
 from jaxspec.models.network import Network
+from jaxspec.rules import COUPLED, Rule
 from jaxspec.sampling import draw, token_logprobs
 from jaxspec.state import Rows, Sampling, State, put, take
 from jaxspec.tree import DraftTree, ancestor_mask, node_depths, pack_bits
@@ -55,6 +56,7 @@ class Program:
     rounds: int  # at most so many in one decode dispatch
     num_top_logprobs: int
     processors: tuple[Processor, ...] = ()  # the user's
+    rule: Rule = COUPLED
 
     @property
     def path_len(self) -> int:
@@ -83,7 +85,7 @@ class _Judged(NamedTuple):
     block: Block
     out: Any  # of the target, over the tree's nodes
     logits: jax.Array  # float32 [B, N, V]
-    drawn: jax.Array  # int32 [B, N], the target's token at every node
+    drawn: jax.Array  # int32 [B, N], see `Judgement`
     walk: Walk
 
 
@@ -98,8 +100,8 @@ def _judge(program: Program, params: Params, state: State, table: jax.Array) -> 
     out = target.extend(tree.tokens, block, state.caches, capture=method.capture)
     logits = target.logits(out.hidden)
     context = Context.of_tree(rows, tree, method.num_steps)
-    drawn = draw(logits, positions + 1, rows.sampling, context, program.processors)
-    return _Judged(tree, block, out, logits, drawn, accept(tree, drawn, rows, program.path_len))
+    judgement = program.rule.judge(logits, positions + 1, tree, rows, context, program.processors, program.path_len)
+    return _Judged(tree, block, out, logits, judgement.drawn, accept(tree, judgement, rows))
 
 
 def decode_round(program: Program, params: Params, state: State, table: jax.Array) -> tuple[State, Verdict]:
@@ -121,7 +123,7 @@ class RoundView(NamedTuple):
     """What a round would do, to be looked at."""
 
     tree: DraftTree
-    drawn: jax.Array  # int32 [B, N], the target's token at every node
+    drawn: jax.Array  # int32 [B, N], the target's token at every node; -1 where the rule draws none
     logprobs: jax.Array  # float32 [B, N], of each node's token by the target's own law at its parent; 0 at the root
     path: jax.Array  # int32 [B, P], nodes from the root on whose keys and values would be kept
     count: jax.Array  # int32 [B], how many of them

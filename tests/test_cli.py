@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,7 @@ SPEC_FLAGS = {
 
 # Tested together: some of them need each other.
 TREE_FIELDS = ("static_tree", "merge", "merge_draft_model", "merge_num_steps")
+RULE_FIELDS = ("block_verification", "accept_threshold_single", "accept_threshold_acc")
 PYTHON_ONLY = ("logits_processors",)  # functions, and the names of them
 
 
@@ -131,7 +133,7 @@ PYTHON_ONLY = ("logits_processors",)  # functions, and the names of them
 )
 def test_every_setting_has_a_flag_that_sets_it_alone(settings, build, flags, needed):
     fields = {field.name for field in dataclasses.fields(settings)} - {"algorithm"}
-    assert fields - {*TREE_FIELDS, *PYTHON_ONLY} == set(flags)
+    assert fields - {*TREE_FIELDS, *RULE_FIELDS, *PYTHON_ONLY} == set(flags)
     plain = vars(build(parse(*needed.split())))
     for name, (text, value) in flags.items():
         assert vars(build(parse(*needed.split(), *text.split()))) == {**plain, name: value}, name
@@ -173,11 +175,19 @@ def test_sglangs_other_flags_pass_at_their_defaults(name, refused):
 
 
 @pytest.mark.parametrize("name", ["single", "acc"])
-def test_thresholds_pass_at_one_and_are_refused_as_lossy_below(name):
+def test_thresholds_pass_at_one_and_are_the_lossy_rule_below(name):
     flags = ("--speculative-algorithm", "NGRAM", f"--speculative-accept-threshold-{name}")
     assert cli.spec_config(parse(*flags, "1.0")) == SpecConfig(algorithm="NGRAM")
-    with pytest.raises(ValueError, match=f"accept_threshold_{name}=0.8 is refused as lossy"):
-        cli.spec_config(parse(*flags, "0.8"))
+    lossy: dict[str, Any] = {f"accept_threshold_{name}": 0.8}
+    assert cli.spec_config(parse(*flags, "0.8")) == SpecConfig(algorithm="NGRAM", accept_rule="target_only", **lossy)
+
+
+def test_rejection_sampling_has_sglangs_flags():
+    flags = ("--speculative-algorithm", "NGRAM")
+    spec = cli.spec_config(parse(*flags, "--speculative-use-rejection-sampling", "true"))
+    assert spec == SpecConfig(algorithm="NGRAM", accept_rule="rejection")
+    spec = cli.spec_config(parse(*flags, "--speculative-use-block-verification"))
+    assert spec == SpecConfig(algorithm="NGRAM", accept_rule="rejection", block_verification=True)
 
 
 @pytest.mark.parametrize("algorithm", [[], ["--speculative-algorithm", "none"]])

@@ -17,6 +17,7 @@ DEVICE_FILES = {
     "context",
     "device",
     "kv_cache",
+    "rules",
     "runner",
     "sampling",
     "state",

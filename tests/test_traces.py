@@ -41,12 +41,15 @@ def compile_events() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def random_adjustments(rng: random.Random) -> dict[str, Any]:
+    """What is done to the logits, for four requests in ten."""
+    return mixture(rng) if rng.random() < 0.4 else {"stop_token_ids": rng.sample(range(VOCAB), rng.choice([0, 1, 8]))}
+
+
 def random_params(rng: random.Random) -> SamplingParams:
     """Any mixture of what a request may ask for."""
     budget = rng.choice([0, 1, 2, rng.randint(1, 40), rng.randint(60, LONGEST)])
-    adjustments = (
-        mixture(rng) if rng.random() < 0.4 else {"stop_token_ids": rng.sample(range(VOCAB), rng.choice([0, 1, 8]))}
-    )
+    adjustments = random_adjustments(rng)
     adjustments["min_tokens"] = rng.choice([0, 0, rng.randint(0, budget)])
     return SamplingParams(
         **adjustments,

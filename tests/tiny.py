@@ -25,8 +25,10 @@ from jaxspec.models import Decoder, ModelConfig
 from jaxspec.models.heads import Head, HeadConfig
 from jaxspec.models.network import Network
 from jaxspec.models.weights import pack_weights
+from jaxspec.outputs import Exactness
 from jaxspec.plan import SpecPlan
 from jaxspec.request import Request, RequestRules, make_requests
+from jaxspec.rules import COUPLED, Rule
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.sizes import choose_sizes
 from jaxspec.state import Widths
@@ -153,13 +155,14 @@ def make_runner(
     num_top_logprobs: int = 4,
     attention_backend: str = AUTOMATIC_BACKEND,
     processors: tuple[Processor, ...] = (),
+    rule: Rule = COUPLED,
 ) -> Runner:
     """The device side over tiny models; `method` None is plain decoding."""
     network, leaves = as_loaded(*target)
     drafting, draft_leaves = draft_as_loaded(Plain() if method is None else method, draft_leaves)
     if isinstance(drafting, TreeDraft):
         drafting = dataclasses.replace(drafting, processors=processors)
-    program = Program(network, drafting, rounds_per_dispatch, num_top_logprobs, processors)
+    program = Program(network, drafting, rounds_per_dispatch, num_top_logprobs, processors, rule)
     dtype = jnp.dtype("float32")
     widths = WIDTHS._replace(banned_vocab=network.config.vocab_size, num_processors=len(processors))
     shape = RunnerShape(num_rows, max_model_len, 8, num_pages, page_size, dtype, attention_backend, widths)
@@ -240,6 +243,7 @@ def make_engine(
     page_size: int = 16,
     num_pages: int = 64,
     max_model_len: int = 160,
+    rule: Rule = COUPLED,
     **settings,
 ) -> Engine:
     """An engine over tiny models."""
@@ -252,11 +256,14 @@ def make_engine(
         page_size=page_size,
         num_pages=num_pages,
         max_model_len=max_model_len,
+        rule=rule,
     )
     return engine_over(runner, rounds_in_flight=rounds_in_flight, **settings)
 
 
-def requests_of(prompts, params, *, max_model_len: int = 160, eos_ids=(), vocab: int = VOCAB) -> list[Request]:
+def requests_of(
+    prompts, params, *, max_model_len: int = 160, eos_ids=(), vocab: int = VOCAB, exactness: Exactness = "token"
+) -> list[Request]:
     """Requests for (prompt ids, params) pairs; one SamplingParams serves all."""
     if isinstance(params, SamplingParams):
         params = [params] * len(prompts)
@@ -269,6 +276,7 @@ def requests_of(prompts, params, *, max_model_len: int = 160, eos_ids=(), vocab:
         max_bad_words=WIDTHS.num_bad_words,
         max_bad_word_tokens=WIDTHS.bad_word_len,
         processors=tuple(PROCESSORS),
+        exactness=exactness,
     )
     rng = random.Random(0)
     made = []

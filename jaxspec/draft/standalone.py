@@ -36,12 +36,12 @@ class Standalone(TreeDraft):
             network,
             settings.shape,
             target_vocab,
-            shared_noise=settings.shared_noise,
+            noise=settings.noise,
             processors=settings.processors,
         )
 
     def init(self, shape: CacheShape) -> DraftState:
-        return DraftState(self.empty_caches(shape), self.no_children(shape.num_rows))
+        return DraftState(self.empty_caches(shape), self.no_children(shape.num_rows, self.target_vocab))
 
     def _children(
         self, logits: jax.Array, positions: jax.Array, rows: Rows, paths: jax.Array | None = None

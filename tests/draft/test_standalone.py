@@ -9,7 +9,7 @@ import pytest
 
 from jaxspec.attention import Block
 from jaxspec.context import Context
-from jaxspec.draft.base import CacheShape, DraftSettings, Observation
+from jaxspec.draft.base import CacheShape, DraftSettings, Noise, Observation
 from jaxspec.draft.standalone import Standalone
 from jaxspec.models.network import Network
 from jaxspec.runner import Runner
@@ -154,7 +154,7 @@ def test_a_padded_draft_vocabulary_is_cut_or_filled_to_the_targets(draft_vocab):
 
 
 def test_a_draft_model_is_needed():
-    settings = DraftSettings(chain(3), shared_noise=True, ngram_min_match=1, ngram_max_match=3)
+    settings = DraftSettings(chain(3), noise=Noise.SHARED, ngram_min_match=1, ngram_max_match=3)
     with pytest.raises(ValueError, match="draft_model"):
         Standalone.create(settings, None, VOCAB)
     method = Standalone.create(settings, TARGET[0], VOCAB)

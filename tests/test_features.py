@@ -24,8 +24,7 @@ MIXTURES = tuple(f"mixture {index}" for index in range(NUM_MIXTURES))
 
 
 def engine_for(draft: str, schedule: str) -> Engine:
-    # Trees have one program, on pages of one token.
-    return engine_of(draft, schedule, page_size=1 if "-" in draft else 16)
+    return engine_of(draft, schedule, page_size=1)  # one prefill and one decode to compile
 
 
 def settings_of(feature: str) -> list[SamplingParams]:

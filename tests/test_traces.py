@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import pytest

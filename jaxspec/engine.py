@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.batches import DecodeBatch, Entry, Limits, PrefillBatch, Progress, VerdictArrays
+from jaxspec.batches import DecodeBatch, EchoArrays, Entry, Limits, PrefillBatch, Progress, VerdictArrays
 from jaxspec.config import EngineConfig
 from jaxspec.fill import fill_chunk
 from jaxspec.metrics import EngineMetrics
@@ -19,7 +19,7 @@ from jaxspec.plan import SpecPlan
 from jaxspec.request import Request
 from jaxspec.runner import Runner, Warmup
 from jaxspec.scheduler import Scheduler
-from jaxspec.step import RoundView
+from jaxspec.step import Echo, RoundView
 from jaxspec.verify import Verdict
 
 # Rows of a prefill batch that is not of one row.
@@ -48,6 +48,7 @@ class _Dispatch:
 
     batch: PrefillBatch | DecodeBatch
     verdict: Verdict
+    echo: Echo | None = None  # of a prefill
 
 
 class Engine:
@@ -184,7 +185,7 @@ class Engine:
         for index, chunk in enumerate(batch.chunks):
             fill_chunk(chunks, index, chunk)
             _fill_table(chunks.table, index, self._scheduler.page_row(chunk.request))
-        self._in_flight.append(_Dispatch(batch, self._runner.prefill(chunks)))
+        self._in_flight.append(_Dispatch(batch, *self._runner.prefill(chunks)))
         return True
 
     def _decode(self) -> bool:
@@ -221,6 +222,7 @@ def read_verdict(dispatch: _Dispatch) -> VerdictArrays:
     batch, verdict = dispatch.batch, dispatch.verdict
     members = batch.chunks if isinstance(batch, PrefillBatch) else batch.entries
     wanted = any(member.request.params.logprobs is not None for member in members)
+    echo_wanted = dispatch.echo is not None and any(member.request.wants_prompt_logprobs for member in members)
 
     def read(leaf) -> np.ndarray:
         array = np.asarray(leaf)
@@ -235,6 +237,7 @@ def read_verdict(dispatch: _Dispatch) -> VerdictArrays:
         logprobs=read(verdict.logprobs) if wanted else None,
         top_ids=read(verdict.top_ids) if wanted else None,
         top_logprobs=read(verdict.top_logprobs) if wanted else None,
+        echo=EchoArrays(*map(np.asarray, dispatch.echo or ())) if echo_wanted else None,
     )
 
 

@@ -33,6 +33,7 @@ def fill_sampling(sampling: Any, index: int, request: Request) -> None:
     sampling.seed[index] = request.seed >> 32, request.seed & 0xFFFFFFFF
     sampling.stop_ids[index, : len(request.stop_ids)] = request.stop_ids
     sampling.want_logprobs[index] = params.logprobs is not None
+    sampling.want_prompt_logprobs[index] = request.wants_prompt_logprobs
     sampling.prompt_len[index] = len(request.prompt_ids)
     sampling.speculate[index] = params.speculate
     sampling.presence[index] = params.presence_penalty

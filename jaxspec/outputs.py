@@ -10,7 +10,7 @@ Exactness = Literal["token", "law", "lossy"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Log probability of an emitted token, and of the best tokens at its position (`top`, best first)."""
+    """Log probability of a token of the output or the prompt, and of the best at its position (`top`, best first)."""
 
     token_id: int
     logprob: float
@@ -70,12 +70,14 @@ class RequestOutput:
 
     Attributes:
         prompt: the prompt as it was given (text, token ids or chat messages).
+        prompt_logprobs: one entry for each of `prompt_token_ids`, None for the first; None when not asked for.
     """
 
     request_id: str
     prompt: object
     prompt_token_ids: list[int]
     completions: tuple[Completion, ...]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def text(self) -> str:

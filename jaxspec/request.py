@@ -46,6 +46,8 @@ class Request:
         exactness: what its outputs are to those of plain decoding.
         output_ids: emitted tokens the host knows of.
         logprobs: one entry for each of `output_ids` where `params.logprobs` is not None, else empty.
+        prompt_logprobs: one entry for each token of the prompt that was prefilled so far, where they are wanted; None
+            for the first, which nothing comes before.
         emissions: what each retired step added; their counts add up to `len(output_ids)`.
         order: admission order, smaller is older.
         row, pages: where it sits on the device; None and [] unless RUNNING.
@@ -68,6 +70,7 @@ class Request:
     exactness: Exactness = "token"
     output_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = dataclasses.field(default_factory=lambda: [None])
     emissions: list[Emission] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -106,6 +109,11 @@ class Request:
     @property
     def remaining(self) -> int:
         return self.budget - len(self.output_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Of several completions, the first finds them for all."""
+        return self.params.prompt_logprobs is not None and self.index == 0
 
     @property
     def is_finished(self) -> bool:

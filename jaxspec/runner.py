@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxspec.draft.base import CacheShape
 from jaxspec.state import NO_WIDTHS, Rows, Sampling, State, Widths
-from jaxspec.step import Chunks, Params, Program, RoundView, compiled_steps, preview_step
+from jaxspec.step import Chunks, Echo, Params, Program, RoundView, compiled_steps, preview_step
 from jaxspec.verify import Verdict
 
 
@@ -98,10 +98,10 @@ class Runner:
             sampling=Sampling.zeros(num_rows, self.shape.num_stop_ids, self.shape.widths, xp=np),
         )
 
-    def prefill(self, chunks: Chunks) -> Verdict:
+    def prefill(self, chunks: Chunks) -> tuple[Verdict, Echo]:
         """Dispatches one chunk for each row."""
-        self._state, verdict = self._prefill(self.params, state=self._state, chunks=chunks)
-        return _start_copy(verdict)
+        self._state, verdict, echo = self._prefill(self.params, state=self._state, chunks=chunks)
+        return _start_copy(verdict), echo  # which few requests want: it is copied when it is read
 
     def decode(self, row_ids: np.ndarray, table: np.ndarray) -> Verdict:
         """Dispatches `program.rounds` rounds for the named rows."""
@@ -128,7 +128,7 @@ class Runner:
                 row_ids[0] = 0
                 verdict = self.decode(row_ids, self.empty_table(program.num_rows))
             else:
-                verdict = self.prefill(self._practice(program.num_rows, program.chunk_len))
+                verdict, _ = self.prefill(self._practice(program.num_rows, program.chunk_len))
             jax.block_until_ready(verdict)
             yield program
 

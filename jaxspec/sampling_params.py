@@ -101,7 +101,7 @@ class SamplingParams:
         n: completions per prompt.
         logprobs: None is none, 0 the emitted token's, k the k likeliest tokens' as well. They are of the model's own
             law, before anything of this class is applied to it.
-        prompt_logprobs: the same for the prompt's tokens.
+        prompt_logprobs: the same for the prompt's tokens but the first; it needs max_tokens to be at least 1.
         presence_penalty: subtracted from the logits of tokens in the output so far, from -2 to 2; 0 is off.
         frequency_penalty: subtracted once for each time that a token is in the output so far, from -2 to 2; 0 is off.
         repetition_penalty: divides positive logits of tokens in the prompt or the output so far, and multiplies their
@@ -226,6 +226,11 @@ class SamplingParams:
             raise ValueError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}; "
                 f"set max_tokens to at least {self.min_tokens}, or min_tokens lower."
+            )
+        if self.prompt_logprobs is not None and self.max_tokens == 0:
+            raise ValueError(
+                f"prompt_logprobs={self.prompt_logprobs} needs the prompt to be computed, and max_tokens=0 computes "
+                "nothing; set max_tokens to at least 1."
             )
         if self.n > 1 and self.temperature == 0:
             raise ValueError(

@@ -37,6 +37,7 @@ class Sampling(NamedTuple):
     stop_ids: jax.Array  # int32 [B, E]; -1 fills
     min_len: jax.Array  # int32 [B]; a token at an absolute position below this may not be a stop
     want_logprobs: jax.Array  # bool [B]
+    want_prompt_logprobs: jax.Array  # bool [B]
     prompt_len: jax.Array  # int32 [B]; tokens from this absolute position on are output
     speculate: jax.Array  # bool [B]; whether drafts are judged
     presence: jax.Array  # float32 [B]; 0 is off
@@ -62,6 +63,7 @@ class Sampling(NamedTuple):
             stop_ids=xp.full((num_rows, num_stop_ids), -1, xp.int32),
             min_len=xp.zeros(num_rows, xp.int32),
             want_logprobs=xp.zeros(num_rows, bool),
+            want_prompt_logprobs=xp.zeros(num_rows, bool),
             prompt_len=xp.zeros(num_rows, xp.int32),
             speculate=xp.ones(num_rows, bool),
             presence=xp.zeros(num_rows, xp.float32),

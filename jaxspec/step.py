@@ -189,7 +189,41 @@ def decode_step(
     return _put_rows(state, row_ids, local), verdicts
 
 
-def prefill_step(program: Program, params: Params, state: State, chunks: Chunks) -> tuple[State, Verdict]:
+class Echo(NamedTuple):
+    """Log-probabilities of what follows each token of a chunk, by the model's law; zeros where no row wants them."""
+
+    logprobs: jax.Array  # float32 [b, C]
+    top_ids: jax.Array  # int32 [b, C, num_top]
+    top_logprobs: jax.Array  # float32 [b, C, num_top]
+
+
+# Positions whose logits an echo holds at a time.
+ECHO_POSITIONS = 16
+
+
+def _echo(program: Program, params: Params, hidden: jax.Array, tokens: jax.Array, wanted: jax.Array) -> Echo:
+    """The echo of hidden states [b, C, E] that are followed by tokens int32 [b, C]; computed where `wanted`."""
+    num_rows, length = tokens.shape
+    size = min(ECHO_POSITIONS, length)
+    missing = -length % size
+
+    def slices(leaf: jax.Array) -> jax.Array:
+        padded = jnp.pad(leaf, [(0, 0), (0, missing)] + [(0, 0)] * (leaf.ndim - 2))
+        return jnp.moveaxis(padded.reshape(num_rows, -1, size, *leaf.shape[2:]), 1, 0)
+
+    def one(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array, jax.Array]]:
+        logits = program.target.bind(params.target).logits(part[0])
+        return None, token_logprobs(logits, part[1], program.num_top_logprobs, jnp.bool_(True))
+
+    def compute() -> Echo:
+        _, found = jax.lax.scan(one, None, (slices(hidden), slices(tokens)))
+        return Echo(*(jnp.moveaxis(leaf, 0, 1).reshape(num_rows, -1, *leaf.shape[3:])[:, :length] for leaf in found))
+
+    shapes = jax.eval_shape(compute)
+    return jax.lax.cond(wanted, compute, lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+
+
+def prefill_step(program: Program, params: Params, state: State, chunks: Chunks) -> tuple[State, Verdict, Echo]:
     """Takes in one chunk of a prompt per row; the last chunk of a prompt also draws its first output token.
 
     A chunk is a block that is accepted whole, and the draft observes it as it would a verdict.
@@ -201,7 +235,7 @@ def prefill_step(program: Program, params: Params, state: State, chunks: Chunks)
         chunks: tokens and settings. Settings are written at every chunk, which makes the row the request's.
 
     Returns:
-        The new state, and a verdict with P = 1 (count 0 where more chunks follow).
+        The new state, a verdict with P = 1 (count 0 where more chunks follow), and the prompts' log-probabilities.
     """
     target, method = program.target.bind(params.target), program.draft
     local = _take_rows(state, chunks.row_ids)
@@ -233,7 +267,8 @@ def prefill_step(program: Program, params: Params, state: State, chunks: Chunks)
     # `advance` counts emitted tokens from the one before the bonus: put it there, then set the committed length.
     rows = advance(rows._replace(seq_len=end - 1), walk)._replace(seq_len=end)
     draft = method.observe(params.draft, local.draft, rows, chunks.table, seen)
-    return _put_rows(state, chunks.row_ids, State(rows, caches, draft)), verdict
+    echo = _echo(program, params, out.hidden, next_tokens, jnp.any(rows.sampling.want_prompt_logprobs))
+    return _put_rows(state, chunks.row_ids, State(rows, caches, draft)), verdict, echo
 
 
 # Few: what is compiled for the CPU takes some 500 memory maps a program, and a process may have 65,530. Runners hold

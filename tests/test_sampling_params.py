@@ -91,6 +91,7 @@ def test_sampling_limits_are_included(values):
         ({"logprobs": 21}, ["logprobs=21", "0 to 20", "set None"]),
         ({"logprobs": -1}, ["logprobs=-1", "0 to 20"]),
         ({"prompt_logprobs": 21}, ["prompt_logprobs=21", "0 to 20", "set None"]),
+        ({"prompt_logprobs": 0, "max_tokens": 0}, ["prompt_logprobs=0 needs", "max_tokens to at least 1"]),
         ({"presence_penalty": 2.5}, ["presence_penalty=2.5", "-2.0 to 2.0", "set 0"]),
         ({"frequency_penalty": -3}, ["frequency_penalty=-3.0", "-2.0 to 2.0", "set 0"]),
         ({"repetition_penalty": 0}, ["repetition_penalty=0.0", "above 0", "set 1"]),

@@ -9,7 +9,7 @@ from jaxspec.sglang_flags import flag_of
 
 KNOWN_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
 WITH_DRAFT_MODEL = ("EAGLE", "EAGLE3", "STANDALONE")
-AVAILABLE_ACCEPT_RULES = ("coupled",)
+AVAILABLE_ACCEPT_RULES = ("coupled", "rejection", "target_only")
 
 
 class SettingNames(NamedTuple):
@@ -45,7 +45,8 @@ def choose_algorithm(
         raise ValueError(f"{names.algorithm}={algorithm!r} is not in this version; set one of {ready}.")
     if spec.accept_rule not in AVAILABLE_ACCEPT_RULES:
         raise ValueError(
-            f"accept_rule={spec.accept_rule!r} is not in this version; set 'coupled', which is exact token for token."
+            f"accept_rule={spec.accept_rule!r} is not offered: it changes what the model would say, by a bound that "
+            "depends on the entropy; set 'coupled', which is exact token for token, or 'target_only' with thresholds."
         )
     if algorithm == "NEXTN":
         _check_own_head(spec, target, names)
@@ -152,6 +153,28 @@ def _check_tokenizer(
         common = min(target.vocab_size, draft.vocab_size)
         reason = f"the tokenizer is the same and the padding is not: the first {common} ids are drafted"
         notes.append(Note("draft_vocab_size", draft.vocab_size, common, reason))
+
+
+def check_recurrent(spec: SpecConfig, is_tree: bool, target: TargetInfo, drafts: Collection[DraftInfo | None]) -> None:
+    """Raises ValueError for what a recurrent state cannot do.
+
+    It has one past: nodes of a tree with several would need one state each. And a draft model of its own is fed the
+    bonus token ahead of the target and again after the verdict, which a state would take in twice.
+    """
+    if target.has_recurrent_state and is_tree:
+        form = (
+            "merge" if spec.merge is not None else "static_tree" if spec.static_tree is not None else "eagle_topk > 1"
+        )
+        raise ValueError(
+            f"{target.architecture} has layers with a recurrent state, which verify chains and no trees, and {form} "
+            "drafts a tree; set eagle_topk=1, and neither static_tree nor merge."
+        )
+    for draft in drafts:
+        if draft is not None and draft.has_recurrent_state:
+            raise ValueError(
+                f"a draft model of {draft.architecture} has layers with a recurrent state: not supported; set a draft "
+                "model without, NEXTN for a target with its own draft head, or NGRAM."
+            )
 
 
 def check_topk(spec: SpecConfig, algorithm: str, topk: int, target: TargetInfo, draft: DraftInfo | None) -> None:

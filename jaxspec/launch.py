@@ -13,6 +13,7 @@ from jaxspec.attention_choice import automatic_backend
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.cpu.register import why_not
 from jaxspec.device import (
+    bytes_per_row,
     check_pool_fits,
     default_dtype,
     default_pool_tokens,
@@ -21,16 +22,20 @@ from jaxspec.device import (
     platform,
 )
 from jaxspec.draft import DRAFTS
-from jaxspec.draft.base import DraftMethod, DraftSettings
+from jaxspec.draft.base import DraftMethod, DraftSettings, Noise
 from jaxspec.draft.merged import Merged
 from jaxspec.draft.shape import StaticTree, TreeShape
 from jaxspec.engine import Engine
 from jaxspec.loading.checkpoint import Checkpoint, open_checkpoint
-from jaxspec.loading.drafts import DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
-from jaxspec.plan import SpecPlan, TargetInfo
+from jaxspec.loading.drafts import DRAFT_SOURCES, OWN_DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
+from jaxspec.plan import Note, SpecPlan
 from jaxspec.resolve import resolve
+from jaxspec.rules import COUPLED, Rejection, Rule, TargetOnly
 from jaxspec.runner import Runner, RunnerShape
+from jaxspec.sampling_params import MAX_PROCESSOR_ARGUMENTS
+from jaxspec.simulation import Simulated
 from jaxspec.sizes import num_rows
+from jaxspec.state import Widths
 from jaxspec.step import Params, Program
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.tree_shape import TreeShape as Numbers
@@ -81,11 +86,46 @@ def launch(
         page_size=plan.page_size,
         dtype=dtype,
         attention_backend=plan.attention_backend,
+        widths=_widths(settings, program.target.config.vocab_size),
     )
-    engine = Engine(make_runner(program, params, shape), plan, settings)
+    runner = make_runner(program, params, shape)
+    if plan.prefix_caching and not runner.keeps_all_in_pages:
+        reason = "this model keeps more of a prompt than its pages, which are all that requests can share"
+        note = Note("prefix_caching", True, False, reason)
+        plan = dataclasses.replace(plan, prefix_caching=False, notes=(*plan.notes, note))
+    engine = Engine(runner, plan, settings)
     if settings.warmup:
         warm_up(engine, settings.progress)
     return engine
+
+
+def rule_for(plan: SpecPlan) -> Rule:
+    """The rule that judges the drafts of a plan."""
+    if plan.simulate_accept_len is not None:
+        return Simulated(plan.simulate_accept_len)
+    return {
+        "coupled": COUPLED,
+        "rejection": Rejection(plan.block_verification),
+        "target_only": TargetOnly(plan.accept_threshold_single, plan.accept_threshold_acc),
+    }[plan.accept_rule]
+
+
+def noise_for(plan: SpecPlan) -> Noise:
+    """How drafts are drawn that this plan's rule judges."""
+    if plan.accept_rule == "coupled":
+        return Noise.SHARED if plan.shared_noise else Noise.OWN
+    return Noise.FRESH if plan.accept_rule == "rejection" else Noise.NONE
+
+
+def _widths(settings: EngineConfig, vocab_size: int) -> Widths:
+    return Widths(
+        num_biases=settings.max_logit_bias,
+        banned_vocab=vocab_size,
+        num_bad_words=settings.max_bad_words,
+        bad_word_len=settings.max_bad_word_tokens,
+        num_processors=len(settings.processors),
+        num_arguments=MAX_PROCESSOR_ARGUMENTS,
+    )
 
 
 def make_runner(program: Program, params: Params, shape: RunnerShape) -> Runner:
@@ -128,7 +168,10 @@ def _open_drafts(
     """The draft checkpoints as the methods read them; where a method has no use for one, `resolve` says so."""
 
     def open_(algorithm: str | None, model: str | os.PathLike[str] | None) -> DraftSource | None:
-        if model is None or algorithm not in DRAFT_SOURCES:
+        if model is None:
+            find_own = OWN_DRAFT_SOURCES.get(algorithm or "")
+            return None if find_own is None else find_own(target)
+        if algorithm not in DRAFT_SOURCES:
             return None
         opened = stack.enter_context(open_checkpoint(model))
         return DRAFT_SOURCES[algorithm](opened, target.config, with_tokenizer=with_tokenizer)
@@ -152,25 +195,15 @@ def _resolve(
     most = num_rows(settings) * min(settings.max_model_len or target.config.max_position, target.config.max_position)
     # What the plan falls back to, if it does, takes no more.
     backend = automatic_backend(platform()) if settings.attention_backend == "auto" else settings.attention_backend
-    pool_tokens = settings.max_total_tokens or default_pool_tokens(
-        [source.model for source in sources],
-        dtype,
-        backend,
-        sum(weight_bytes(source.checkpoint, dtype) for source in sources),
-        most,
-    )
-    config = target.config
+    models = [source.model for source in sources]
+    checkpoints = {id(source.checkpoint): source.checkpoint for source in sources}  # a draft may be in the target's
+    taken = sum(weight_bytes(checkpoint, dtype) for checkpoint in checkpoints.values())
+    taken += num_rows(settings) * bytes_per_row(models, dtype)
+    pool_tokens = settings.max_total_tokens or default_pool_tokens(models, dtype, backend, taken, most)
     return resolve(
         spec,
         settings,
-        TargetInfo(
-            architecture=config.architecture,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_layers,
-            max_position=config.max_position,
-            tokenizer_hash=target.fingerprint,
-        ),
+        target.target_info,
         draft,
         env,
         merge_draft=merge_draft,
@@ -193,12 +226,13 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
     }
     network, leaves = target.load(**how)
     vocab_size = network.config.vocab_size
+    processors = tuple(settings.processors.values())
 
     def make(algorithm: str, shape: TreeShape, source: DraftSource | None) -> tuple[DraftMethod, tuple[Any, ...]]:
         own, weights = None, ()
         if source is not None:
             own, weights = source.load((network, leaves), **how)
-        wanted = DraftSettings(shape, plan.shared_noise, plan.ngram_min_match, plan.ngram_max_match)
+        wanted = DraftSettings(shape, noise_for(plan), plan.ngram_min_match, plan.ngram_max_match, processors)
         return DRAFTS[algorithm](wanted, own, vocab_size), weights
 
     shape = TreeShape(plan.num_steps, plan.eagle_topk, plan.num_draft_tokens)
@@ -215,4 +249,5 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
         other, other_leaves = make(plan.merge, second, drafts[1])
         method, draft_leaves = Merged((one, other), plan.num_draft_tokens), (one_leaves, other_leaves)
     num_top = min(settings.max_logprobs, vocab_size)
-    return Program(network, method, plan.rounds_per_dispatch, num_top), Params(leaves, draft_leaves)
+    program = Program(network, method, plan.rounds_per_dispatch, num_top, processors, rule_for(plan))
+    return program, Params(leaves, draft_leaves)

@@ -35,7 +35,7 @@ from bench_inputs import DEFAULT_FIELD, FIXED_LENGTH, REFUSED, check_budget, che
 from bench_variants import Batch, JaxspecVariant, Measured, Variant
 from fitting import fit
 from jaxspec import EngineConfig, SamplingParams, SpecConfig, cli
-from report import device_name, make_console, number, plan_values
+from report import device_name, make_console, number, plan_values, simulation_mark
 
 # What a variant's speed is given relative to.
 REFERENCES = ("plain", "v1")
@@ -149,6 +149,7 @@ def describe(
     plans = {name: plan_values(v.llm.plan) for name, v in variants.items() if isinstance(v, JaxspecVariant)}
     return {
         "benchmark": "decode",
+        **simulation_mark(cli.engine_config(args)),
         "model": str(args.model),
         "device": device_name(),
         "dtype": first_llm(variants).plan.dtype,
@@ -171,8 +172,12 @@ def _other_versions(variants: dict[str, Variant]) -> dict[str, str]:
 
 def print_tables(report: dict[str, Any]) -> None:
     console = make_console()
+    if "SIMULATED" in report:
+        console.print(f"SIMULATED {report['SIMULATED']}", style="bold")
     for result in report["results"]:
         title = f"{report['model']}, {report['dtype']}, batch {result['batch_size']}, on {report['device']}"
+        if "SIMULATED" in report:
+            title = f"SIMULATED acceptance: {title}"
         references = result["references"]
         table = Table(title=escape(title), title_justify="left")
         table.add_column("variant")
@@ -227,6 +232,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     cli.add_model_flags(parser, default="smollm2")
     cli.add_engine_flags(parser, REFUSED)
     cli.add_spec_flags(parser)
+    cli.add_simulation_flag(parser)
     cli.add_sampling_flags(parser, FIXED_LENGTH, temperature=0.0, seed=0)
 
 

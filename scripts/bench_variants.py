@@ -99,6 +99,7 @@ def parse_variant(name: str, spec: SpecConfig | None, engine: EngineConfig) -> t
         engine,
         disable_overlap_schedule=schedule == "v1",
         rounds_per_dispatch=int(rounds) if rounds else engine.rounds_per_dispatch,
+        simulate_accept_len=None if name.startswith("plain") else engine.simulate_accept_len,
     )
 
 

@@ -11,7 +11,21 @@ import jaxspec
 
 PACKAGE = Path(jaxspec.__file__).parent
 
-DEVICE_FILES = {"device", "runner", "step", "verify", "sampling", "state", "tree", "kv_cache", "attention"}
+DEVICE_FILES = {
+    "adjust",
+    "attention",
+    "context",
+    "device",
+    "kv_cache",
+    "rules",
+    "runner",
+    "sampling",
+    "simulation",
+    "state",
+    "step",
+    "tree",
+    "verify",
+}
 DEVICE_FOLDERS = {"cpu", "draft", "models", "pallas"}
 # Sees both sides, or reads files into arrays.
 FREE = {"__init__", "engine", "launch", "loading", "training"}

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from jaxspec import sglang_flags
-from jaxspec.config import ATTENTION_BACKENDS, DTYPES, EngineConfig, SamplingParams, SpecConfig
+from jaxspec.config import ATTENTION_BACKENDS, DTYPES, WEIGHT_DTYPES, EngineConfig, SamplingParams, SpecConfig
 from jaxspec.draft_choice import AVAILABLE_ACCEPT_RULES
+from jaxspec.reasoning import PARSERS
 
 _NOT_GIVEN: Any = argparse.SUPPRESS
 # How jax's error for an allocation that fails begins; its class is not known here, where jax is not imported.
@@ -45,12 +46,15 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
     group.value("chunked_prefill_size", _int, "prompt tokens computed in one step; -1 is the whole prompt")
     group.value("decode_row_buckets", _ints, "batch sizes that decoding is compiled for, e.g. 1,4,16")
     group.value("prefill_chunk_buckets", _ints, "chunk lengths that prefill is compiled for, e.g. 64,512")
+    group.toggle("prefix_caching", "compute what several prompts begin with once")
     group.value("rounds_per_dispatch", _int, "rounds the device runs before the host looks")
     group.switch("disable_overlap_schedule", "wait for each round (v1) instead of overlapping one (v2)")
     group.switch("enable_dp_attention", "data-parallel attention (not in this version)")
     group.switch("skip_tokenizer_init", "run on token ids alone")
+    group.value("reasoning_parser", str, f"tells reasoning from the answer: {' or '.join(PARSERS)}")
     group.value("random_seed", int, "draws the seeds of requests that bring none")
     group.value("dtype", str, f"of weights, activations and caches: {', '.join(DTYPES)}")
+    group.value("weight_dtype", str, f"what multiplied weights are stored as: {', '.join(WEIGHT_DTYPES)}")
     group.value("attention_backend", str, f"one of {', '.join(ATTENTION_BACKENDS)}")
     group.toggle("warmup", "compile every shape before the first request")
     group.toggle("progress", "show progress bars (automatic: only on a terminal)")
@@ -69,7 +73,7 @@ def add_simulation_flag(parser: argparse.ArgumentParser) -> None:
 def add_spec_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `SpecConfig`, and SGLang's others, which `spec_config` refuses by name."""
     group = _Group(parser, "speculation", SpecConfig)
-    group.sglang("algorithm", str, "draft method: NGRAM, STANDALONE, EAGLE or EAGLE3; without it, plain decoding")
+    group.sglang("algorithm", str, "NGRAM, STANDALONE, EAGLE, EAGLE3 or NEXTN; without it, plain decoding")
     group.sglang("draft_model_path", str, "checkpoint that drafts", sglang_flags.flag_of("draft_model"))
     group.sglang("num_steps", _int, "longest draft path, in tokens")
     group.sglang("eagle_topk", _int, "branches kept per step; 1 is a chain")

@@ -17,6 +17,7 @@ from jaxspec.checks import (
     check_real,
     set_checked,
 )
+from jaxspec.reasoning import PARSERS
 from jaxspec.sampling_params import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from jaxspec.static_tree import MAX_NODES, check_static_tree
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LOGPROBS", "MAX_SEED", "EngineConfig", "SamplingParams", "SpecConfig", "check_settings"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "int8")
 ATTENTION_BACKENDS = ("auto", "xla", "cpu", "pallas_tpu", "pallas_gpu")
 # A lookup compares every length of suffix: each makes the compiled step longer.
 MAX_NGRAM = 64
@@ -39,6 +41,8 @@ class EngineConfig:
 
     Attributes:
         dtype: of weights, activations and caches.
+        weight_dtype: what weights that are multiplied are stored as, of `WEIGHT_DTYPES`; "auto" is dtype. Another one
+            makes them smaller and the output another model's: by the CPU's kernels, which compute in float32.
         max_model_len: most tokens of a prompt and its output; at most what the model was built for.
         page_size: tokens in a page of the KV cache.
         max_total_tokens: tokens the KV pool holds.
@@ -47,10 +51,12 @@ class EngineConfig:
         chunked_prefill_size: tokens of a prompt computed in one step; None or -1 (None once built) is all of them.
         decode_row_buckets: batch sizes that decoding is compiled for. Sorted once built.
         prefill_chunk_buckets: chunk lengths that prefill is compiled for. Sorted once built.
+        prefix_caching: take over the pages of an earlier request that began alike instead of computing them again.
         rounds_per_dispatch: rounds the device runs before the host looks.
         disable_overlap_schedule: wait for each round (v1) instead of overlapping one (v2).
         enable_dp_attention: data-parallel attention; refused by name in this version.
         skip_tokenizer_init: run on token ids alone.
+        reasoning_parser: tells the reasoning of a model from its answer; one of `jaxspec.reasoning.PARSERS`.
         random_seed: draws the seeds of requests that bring none.
         warmup: compile every shape before the first request.
         progress: show progress bars; None is only when stderr is a terminal.
@@ -68,6 +74,7 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
+    weight_dtype: str = "auto"
     max_model_len: int | None = None
     page_size: int | None = None
     max_total_tokens: int | None = None
@@ -76,10 +83,12 @@ class EngineConfig:
     chunked_prefill_size: int | None = 512
     decode_row_buckets: Sequence[int] | None = None
     prefill_chunk_buckets: Sequence[int] | None = None
+    prefix_caching: bool = True
     rounds_per_dispatch: int = 1
     disable_overlap_schedule: bool = False
     enable_dp_attention: bool = False
     skip_tokenizer_init: bool = False
+    reasoning_parser: str | None = None
     random_seed: int = 0
     warmup: bool = True
     progress: bool | None = None
@@ -92,6 +101,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, DTYPES)
+        check_choice("weight_dtype", self.weight_dtype, WEIGHT_DTYPES)
         check_choice("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.chunked_prefill_size == -1:
             set_checked(self, chunked_prefill_size=None)
@@ -106,8 +116,21 @@ class EngineConfig:
             max_stop_token_ids=check_int("max_stop_token_ids", self.max_stop_token_ids, low=1, high=MAX_INT32),
             max_logprobs=check_int("max_logprobs", self.max_logprobs, low=0, high=MAX_LOGPROBS),
         )
-        for name in ("disable_overlap_schedule", "enable_dp_attention", "skip_tokenizer_init", "warmup"):
+        for name in (
+            "disable_overlap_schedule",
+            "enable_dp_attention",
+            "skip_tokenizer_init",
+            "warmup",
+            "prefix_caching",
+        ):
             check_bool(name, getattr(self, name))
+        if self.reasoning_parser is not None:
+            check_choice("reasoning_parser", self.reasoning_parser, tuple(PARSERS))
+            if self.skip_tokenizer_init:
+                raise ValueError(
+                    f"reasoning_parser={self.reasoning_parser!r} reads text, and skip_tokenizer_init=True gives none; "
+                    "leave one of them out."
+                )
         for name in ("progress", "scan_layers"):
             if getattr(self, name) is not None:
                 check_bool(name, getattr(self, name))

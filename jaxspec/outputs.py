@@ -38,12 +38,15 @@ class Completion:
     """One finished completion of a prompt.
 
     Attributes:
+        text: of the answer alone where there is a reasoning parser.
         logprobs: one entry for each of `token_ids`; None when they were not asked for.
         finish_reason: "stop" (a stop token or stop string), "length" (the budget or the context) or "abort".
         stop_reason: the stop string, or the stop token's id; None for the other finish reasons.
         rounds: verify rounds that emitted tokens.
         accept_length: tokens emitted by rounds / rounds; None without a round.
         accepted_per_position: entry j is how many rounds accepted at least j + 1 drafts.
+        reasoning: what came before the answer; None without a reasoning parser.
+        reasoning_tokens: how many of `token_ids` that took, the mark of its end included; likewise.
         simulate_accept_len: where acceptance was simulated (see `EngineConfig`): then neither tokens nor text are the
             model's, and the counts are what was asked for.
     """
@@ -60,6 +63,8 @@ class Completion:
     proposed: int
     accepted_per_position: list[int]
     timings: Timings
+    reasoning: str | None = None
+    reasoning_tokens: int | None = None
     simulate_accept_len: float | None = None
 
 
@@ -79,6 +84,14 @@ class RequestOutput:
     @property
     def text(self) -> str:
         return self.completions[0].text
+
+    @property
+    def reasoning(self) -> str | None:
+        return self.completions[0].reasoning
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        return self.completions[0].reasoning_tokens
 
     @property
     def token_ids(self) -> list[int]:
@@ -124,6 +137,7 @@ class StreamChunk:
     Attributes:
         finish_reason: None until the last chunk of this completion.
         output: the whole output, on the last chunk of the prompt only.
+        reasoning: new text of the reasoning; None without a reasoning parser.
     """
 
     prompt_index: int
@@ -132,3 +146,4 @@ class StreamChunk:
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     output: RequestOutput | None = None
+    reasoning: str | None = None

@@ -52,6 +52,9 @@ class Request:
         prefill_in_flight: the last chunk was dispatched and its token is not yet known.
         in_flight: rounds dispatched and not retired.
         simulate_accept_len: see `Completion`.
+        num_adopted: tokens of `prefill_ids` that were in pages already, and are not computed.
+        page_names: of the first pages of its sequence, see `jaxspec.prefix`.
+        num_named: how many of its pages have got their names in the pool.
     """
 
     id: str
@@ -76,6 +79,9 @@ class Request:
     prefilled: int = 0
     prefill_in_flight: bool = False
     in_flight: int = 0
+    num_adopted: int = 0
+    page_names: list[bytes] = dataclasses.field(default_factory=list)
+    num_named: int = 0
     arrival: float = 0.0
     first_token: float | None = None
     finished: float | None = None
@@ -116,8 +122,8 @@ class Request:
         whole = self.prefilled == len(self.prefill_ids)
         return self.status is Status.RUNNING and whole and sure < self.budget
 
-    def completion(self, text: str) -> Completion:
-        """The result of a finished request; `text` comes from its `TextStream`.
+    def completion(self, text: str, *, reasoning: str | None = None, reasoning_tokens: int | None = None) -> Completion:
+        """The result of a finished request; `text` comes from its `TextStream`, see `Completion` for the others.
 
         Raises:
             RuntimeError: it is not finished.
@@ -138,6 +144,8 @@ class Request:
             proposed=stats.proposed,
             accepted_per_position=stats.accepted_per_position,
             timings=Timings(arrival=self.arrival, first_token=self.first_token, finished=self.finished),
+            reasoning=reasoning,
+            reasoning_tokens=reasoning_tokens,
             simulate_accept_len=self.simulate_accept_len,
         )
 

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from jaxspec.attention_choice import AttentionNeeds, choose_backend
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.draft_choice import KNOWN_ALGORITHMS, check_topk, choose_algorithm, inspect_draft
+from jaxspec.draft_choice import KNOWN_ALGORITHMS, check_recurrent, check_topk, choose_algorithm, inspect_draft
 from jaxspec.environment import is_on
 from jaxspec.merge_choice import MERGED_NAMES, Merge, choose_merge, merged_shape, second_method
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
 from jaxspec.sizes import Sizes, choose_sizes
 from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, check_steps, fill_shape, paths_of
-from jaxspec.weight_layout import PANELS, CpuKernels, choose_weight_layout
+from jaxspec.weight_layout import CpuKernels, choose_weight_dtype, choose_weight_layout
 
 __all__ = ["KNOWN_ALGORITHMS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
 
@@ -139,6 +139,7 @@ def _resolve(given: _Given) -> SpecPlan:
             inspect_draft(second, given.engine, given.target, given.merge_draft, length, given.notes, MERGED_NAMES)
             merge = choose_merge(second, settings.merge_num_steps, length, given.notes)
             shape = merged_shape(settings, shape, merge.merge_num_steps, given.notes)
+        check_recurrent(settings, _is_tree(settings, shape), given.target, (given.draft, given.merge_draft))
         rounds_in_flight = _rounds_in_flight(given, settings, shape)
         _note_what_has_no_effect(given, settings, shape)
     elif rounds_in_flight and not allows_v2(given.env):
@@ -155,6 +156,7 @@ def _resolve(given: _Given) -> SpecPlan:
         **merge._asdict(),
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=given.engine.rounds_per_dispatch,
+        prefix_caching=given.engine.prefix_caching,
         accept_rule=settings.accept_rule,
         shared_noise=settings.shared_noise,
         ngram_min_match=settings.ngram_min_match,
@@ -207,6 +209,7 @@ class _DeviceChoices(NamedTuple):
     attention_backend: str
     scan_layers: bool
     weight_layout: str
+    weight_dtype: str
 
 
 def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
@@ -216,13 +219,14 @@ def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
         dtype = given.dtype_default
         given.note("dtype", "auto", dtype, f"{reason}; set dtype")
     layout = choose_weight_layout(given.env, dtype, engine.attention_backend, given.cpu_kernels, given.notes)
+    weight_dtype = choose_weight_dtype(engine.weight_dtype, dtype, layout, given.notes)
     needs = AttentionNeeds(
         given.platform,
         dtype,
         sizes.page_size,
         sizes.max_running_requests,
         sizes.max_model_len,
-        has_cpu_kernels=layout == PANELS,
+        layout,
     )
     backend = choose_backend(engine.attention_backend, needs, given.notes)
     if scan_layers is None:
@@ -231,7 +235,7 @@ def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
     if engine.compilation_cache_dir == "auto" and given.compilation_cache_dir is not None:
         why = "compiled programs are kept there for the next start; set compilation_cache_dir, or None to keep none"
         given.note("compilation_cache_dir", "auto", given.compilation_cache_dir, why)
-    return _DeviceChoices(dtype, backend, scan_layers, layout)
+    return _DeviceChoices(dtype, backend, scan_layers, layout, weight_dtype)
 
 
 def _shape(given: _Given, spec: SpecConfig, algorithm: str, max_model_len: int) -> TreeShape:

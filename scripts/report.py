@@ -56,9 +56,8 @@ def plan_values(plan: SpecPlan) -> dict[str, Any]:
 def plan_table(plan: SpecPlan) -> Group:
     """The plan for a terminal: one line of settings each, then what was changed or chosen and why."""
     settings = Table(title="Resolved plan", title_justify="left", show_header=False, box=None)
-    for name, value in plan_values(plan).items():
-        if name != "notes" and value is not None:
-            settings.add_row(name, escape(str(value)))
+    for name, value in plan.settings().items():
+        settings.add_row(name, escape(str(value)))
     if not plan.notes:
         return Group(settings)
     notes = Table("note", "setting", "from", "to", "reason", title="Notes", title_justify="left", box=None)

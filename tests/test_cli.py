@@ -63,12 +63,15 @@ ENGINE_FLAGS = {
     "chunked_prefill_size": ("--chunked-prefill-size -1", None),
     "decode_row_buckets": ("--decode-row-buckets 4,1", (1, 4)),
     "prefill_chunk_buckets": ("--prefill-chunk-buckets 512", (512,)),
+    "reasoning_parser": ("--reasoning-parser qwen3", "qwen3"),
+    "prefix_caching": ("--no-prefix-caching", False),
     "rounds_per_dispatch": ("--rounds-per-dispatch 4", 4),
     "disable_overlap_schedule": ("--disable-overlap-schedule", True),
     "enable_dp_attention": ("--enable-dp-attention", True),
     "skip_tokenizer_init": ("--skip-tokenizer-init", True),
     "random_seed": ("--random-seed 5", 5),
     "dtype": ("--dtype bfloat16", "bfloat16"),
+    "weight_dtype": ("--weight-dtype int8", "int8"),
     "attention_backend": ("--attention-backend xla", "xla"),
     "warmup": ("--no-warmup", False),
     "progress": ("--progress", True),
@@ -76,6 +79,7 @@ ENGINE_FLAGS = {
     "compilation_cache_dir": ("--compilation-cache-dir none", None),
     "max_stop_token_ids": ("--max-stop-token-ids 3", 3),
     "max_logprobs": ("--max-logprobs 2", 2),
+    "weight_dtype": ("--weight-dtype int8", "int8"),
     "simulate_accept_len": ("--simulate-accept-len 2.5", 2.5),
 }
 SAMPLING_FLAGS = {

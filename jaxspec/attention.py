@@ -47,10 +47,13 @@ class Scoring(NamedTuple):
     Attributes:
         window: a token sees so many tokens, itself included; None is all.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
+        value_dim: values are the first so many numbers of the keys, which are all that is cached (multi-head latent
+            attention with absorbed queries); None where values are arrays of their own.
     """
 
     window: int | None = None
     soft_cap: float | None = None
+    value_dim: int | None = None
 
 
 PLAIN_SCORING = Scoring()
@@ -72,8 +75,8 @@ class Block(NamedTuple):
         self,
         queries: jax.Array,
         keys: jax.Array,
-        values: jax.Array,
-        pool: tuple[jax.Array, jax.Array] | None,
+        values: jax.Array | None,
+        pool: tuple[jax.Array, ...] | None,
         layer: int | jax.Array,
         scale: float,
         *,
@@ -85,82 +88,69 @@ class Block(NamedTuple):
 
         Args:
             queries: [B, N, H, D]; H = K x G, query heads of one kv head are neighbours.
-            keys, values: [B, M, K, D], the earlier nodes' and the block's own.
-            pool: keys and values, each [L, pages, K, page_size, D].
+            keys, values: [B, M, K, D], the earlier nodes' and the block's own; values None with `scoring.value_dim`.
+            pool: keys and values, each [L, pages, K, page_size, D]; of keys alone with `scoring.value_dim`.
             layer: which layer of the pool.
             scale: factor on the scores.
             kernel: what computes it; None is `two_part_attention`.
-            scoring: window and soft cap.
+            scoring: what is static about the softmax.
             sinks: float32 [H], scores of a key that every query sees and that has no value.
 
         Returns:
-            [B, N, H, D] in the queries' dtype.
+            [B, N, H, D] in the queries' dtype; D is `scoring.value_dim` where that is set.
         """
         assert pool is not None, "a block has its prefix in pages"
         num_rows, num_nodes, num_heads, _ = queries.shape
         num_kv = keys.shape[2]
-        group = num_heads // num_kv
-        folded = (queries * scale).reshape(num_rows, num_nodes, num_kv, group, -1)
-        folded = folded.transpose(0, 2, 1, 3, 4).reshape(num_rows, num_kv, num_nodes * group, -1)
+        inputs = AttentionInputs(fold(queries * scale, num_kv), keys, values, pool, layer, self)
         if sinks is not None:
-            sinks = jnp.tile(sinks.reshape(num_kv, group), (1, num_nodes))
-        out = (kernel or two_part_attention)(folded, keys, values, pool, layer, self, scoring, sinks)
-        out = out.reshape(num_rows, num_kv, num_nodes, group, -1).transpose(0, 2, 1, 3, 4)
+            inputs = inputs._replace(sinks=jnp.tile(sinks.reshape(num_kv, -1), (1, num_nodes)))
+        out = (kernel or two_part_attention)(inputs, scoring)
+        out = out.reshape(num_rows, num_kv, num_nodes, num_heads // num_kv, -1).transpose(0, 2, 1, 3, 4)
         return out.reshape(num_rows, num_nodes, num_heads, -1)
 
 
+def fold(queries: jax.Array, num_kv: int) -> jax.Array:
+    """Queries [B, N, H, D] by kv head: [B, K, N x G, D], the node as the outer index."""
+    num_rows, num_nodes, num_heads, _ = queries.shape
+    by_head = queries.reshape(num_rows, num_nodes, num_kv, num_heads // num_kv, -1).transpose(0, 2, 1, 3, 4)
+    return by_head.reshape(num_rows, num_kv, num_nodes * num_heads // num_kv, -1)
+
+
+class AttentionInputs(NamedTuple):
+    """Arrays that a block's attention is computed from; M is the earlier nodes, then the N new ones."""
+
+    queries: jax.Array  # [B, K, Q, D], already scaled; Q = nodes x query heads per kv head, the node as the outer index
+    keys: jax.Array  # [B, M, K, D]
+    values: jax.Array | None  # [B, M, K, D]; None where they are part of the keys
+    pool: tuple[jax.Array, ...]  # keys and, where there are any, values, each [L, pages, K, page_size, D]
+    layer: int | jax.Array  # of the pool
+    block: Block  # positions, prefix lengths, table and ancestors
+    sinks: jax.Array | None = None  # float32 [K, Q]
+
+
 # A way to compute a block's attention, with the arguments and the result of `two_part_attention`.
-AttentionKernel = Callable[
-    [
-        jax.Array,
-        jax.Array,
-        jax.Array,
-        tuple[jax.Array, jax.Array],
-        int | jax.Array,
-        Block,
-        Scoring,
-        jax.Array | None,
-    ],
-    jax.Array,
-]
+AttentionKernel = Callable[[AttentionInputs, Scoring], jax.Array]
 
 
-def two_part_attention(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    pool: tuple[jax.Array, jax.Array],
-    layer: int | jax.Array,
-    block: Block,
-    scoring: Scoring,
-    sinks: jax.Array | None,
-) -> jax.Array:
+def two_part_attention(inputs: AttentionInputs, scoring: Scoring) -> jax.Array:
     """What XLA compiles on any platform, and what every kernel is compared with.
-
-    Args:
-        queries: [B, K, Q, D], already scaled; Q = nodes x query heads per kv head, the node as the outer index.
-        keys, values: [B, M, K, D]; M = earlier nodes, then the N new ones.
-        pool: keys and values, each [L, pages, K, page_size, D].
-        layer: which layer of the pool.
-        block: table, prefix lengths and ancestors.
-        scoring: window and soft cap.
-        sinks: float32 [K, Q] or None.
 
     Returns:
         [B, K, Q, D] in the queries' dtype.
     """
-    prefix = prefix_attention(queries, pool, layer, block, scoring)
-    if sinks is not None:
-        peak = jnp.broadcast_to(sinks, prefix.peak.shape)
+    prefix = prefix_attention(inputs, scoring)
+    if inputs.sinks is not None:
+        peak = jnp.broadcast_to(inputs.sinks, prefix.peak.shape)
         prefix = join(prefix, Partial(jnp.zeros_like(prefix.values), peak, jnp.ones_like(peak)))
-    return merge(prefix, block_attention(queries, keys, values, block, scoring)).astype(queries.dtype)
+    return merge(prefix, block_attention(inputs, scoring)).astype(inputs.queries.dtype)
 
 
 class Partial(NamedTuple):
     """Unnormalised attention over some of the keys; `merge` joins two."""
 
     values: jax.Array  # float32 [B, K, Q, D], sum of exp(score - peak) * value
-    peak: jax.Array  # float32 [B, K, Q]
+    peak: jax.Array  # float32 [B, K, Q]; the log-sum-exp of the scores is peak + log(mass)
     mass: jax.Array  # float32 [B, K, Q], sum of exp(score - peak)
 
 
@@ -200,23 +190,11 @@ def partial_attention(scores: jax.Array, visible: jax.Array, values: jax.Array) 
     return Partial(out, peak, jnp.sum(weights, axis=-1))
 
 
-def prefix_attention(
-    queries: jax.Array,
-    pool: tuple[jax.Array, jax.Array],
-    layer: int | jax.Array,
-    block: Block,
-    scoring: Scoring = PLAIN_SCORING,
-) -> Partial:
-    """Attends to committed pages.
-
-    Args:
-        queries: [B, K, Q, D], already scaled; Q = nodes x query heads per kv head.
-        pool: keys and values, each [L, pages, K, page_size, D].
-        layer: which layer of the pool.
-        block: its table and prefix lengths; a row of length 0 gets mass 0.
-        scoring: window and soft cap.
-    """
-    key_pool, value_pool = pool
+def prefix_attention(inputs: AttentionInputs, scoring: Scoring = PLAIN_SCORING) -> Partial:
+    """Attends to committed pages alone; a row of length 0 gets mass 0."""
+    queries, block = inputs.queries, inputs.block
+    key_pool, value_pool = inputs.pool[0], inputs.pool[-1]
+    value_dim = scoring.value_dim or value_pool.shape[-1]
     page_size = key_pool.shape[3]
     step_pages = max(1, PREFIX_BLOCK // page_size)
     step_len = step_pages * page_size
@@ -227,16 +205,18 @@ def prefix_attention(
     table = jnp.pad(jnp.maximum(block.table, 0), ((0, 0), (0, -block.table.shape[1] % step_pages)))
 
     def read(pool: jax.Array, pages: jax.Array) -> jax.Array:
-        found = pool[layer, pages]  # [B, step_pages, K, page_size, D]
+        found = pool[inputs.layer, pages]  # [B, step_pages, K, page_size, D]
         return found.transpose(0, 2, 1, 3, 4).reshape(num_rows, num_kv, step_len, pool.shape[-1])
 
     def walk(step: jax.Array, carry: Partial) -> Partial:
         pages = jax.lax.dynamic_slice_in_dim(table, step * step_pages, step_pages, axis=1)
         places = step * step_len + jnp.arange(step_len)
         visible = places < block.prefix_len[:, None]
+        keys = read(key_pool, pages)
+        values = read(value_pool, pages) if scoring.value_dim is None else keys[..., :value_dim]
         # Pages beyond the length may hold anything, and 0 * NaN is NaN.
-        values = jnp.where(visible[:, None, :, None], read(value_pool, pages), 0)
-        scores = jnp.einsum("bkqd,bksd->bkqs", queries, read(key_pool, pages), preferred_element_type=jnp.float32)
+        values = jnp.where(visible[:, None, :, None], values, 0)
+        scores = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32)
         visible = visible[:, None, None, :]
         if scoring.window is not None:
             visible &= places > positions - scoring.window
@@ -244,7 +224,7 @@ def prefix_attention(
 
     shape = (num_rows, num_kv, num_queries)
     empty = Partial(
-        jnp.zeros((*shape, value_pool.shape[-1]), jnp.float32),
+        jnp.zeros((*shape, value_dim), jnp.float32),
         jnp.full(shape, MASKED, jnp.float32),
         jnp.zeros(shape, jnp.float32),
     )
@@ -261,17 +241,10 @@ def walk_range(block: Block, step_len: int, window: int | None) -> tuple[jax.Arr
     return jnp.minimum(first // step_len, end), end
 
 
-def block_attention(
-    queries: jax.Array, keys: jax.Array, values: jax.Array, block: Block, scoring: Scoring = PLAIN_SCORING
-) -> Partial:
-    """Attends to the block's own nodes.
-
-    Args:
-        queries: [B, K, Q, D], already scaled, Q = N x G with the node as the outer index.
-        keys, values: [B, M, K, D]; M = earlier nodes, then the N new ones.
-        block: its ancestor bits, or None for causal.
-        scoring: window and soft cap.
-    """
+def block_attention(inputs: AttentionInputs, scoring: Scoring = PLAIN_SCORING) -> Partial:
+    """Attends to the block's own nodes, and those before it that are not committed."""
+    queries, keys, block = inputs.queries, inputs.keys, inputs.block
+    values = keys[..., : scoring.value_dim] if inputs.values is None else inputs.values
     num_nodes, num_keys = block.positions.shape[1], keys.shape[1]
     if block.ancestors is None:
         visible = jnp.tril(jnp.ones((1, num_nodes, num_keys), bool), num_keys - num_nodes)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from jaxspec.plan import AUTO, FALLBACK, Note
+from jaxspec.weight_layout import PANELS
 
 # Tokens of one tile in a TPU's memory, which a page is made of, by the dtypes that the kernels for TPUs take.
 TPU_TILES = {"float32": 8, "bfloat16": 16}
@@ -22,7 +23,7 @@ class AttentionNeeds(NamedTuple):
     page_size: int
     max_running_requests: int
     max_model_len: int
-    has_cpu_kernels: bool
+    weight_layout: str  # the CPU's kernels come together
 
     @property
     def device(self) -> str:
@@ -67,7 +68,7 @@ def why_not(backend: str, needs: AttentionNeeds) -> str | None:
     if backend == "xla":
         return None
     if backend == "cpu":
-        if needs.has_cpu_kernels:
+        if needs.weight_layout == PANELS:
             return None
         return "the CPU's kernels do not, see the note on weight_layout; set attention_backend='xla'"
     return _why_not_tpu(needs) if backend == "pallas_tpu" else _why_not_gpu(needs)

@@ -32,6 +32,7 @@ class Limits:
         chunk_buckets: lengths of prefill chunks, ascending; the last holds `max_chunk`.
         max_chunk: most tokens of one prefill batch (`chunked_prefill_size`, or `max_model_len` for whole prompts).
         prefill_rows: rows of a prefill batch that is not of one row.
+        prefix_caching: whether a request takes over the pages of an earlier one that began alike.
 
     Raises:
         ValueError: a size is out of range or the buckets do not cover it.
@@ -47,6 +48,7 @@ class Limits:
     chunk_buckets: tuple[int, ...]
     max_chunk: int
     prefill_rows: int = 1
+    prefix_caching: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_model_len", "path_len", "rounds_per_dispatch", "max_chunk", "prefill_rows"):
@@ -58,6 +60,11 @@ class Limits:
                 raise ValueError(f"{name}={buckets} must be ascending sizes of at least 1.")
             if buckets[-1] < largest:
                 raise ValueError(f"{name}={buckets} must end with at least {largest}; add it.")
+
+    @property
+    def growth(self) -> int:
+        """Most tokens that one decode dispatch adds to a row."""
+        return self.rounds_per_dispatch * self.path_len
 
     @property
     def group_chunk(self) -> int:
@@ -102,10 +109,7 @@ def bucket_of(buckets: Sequence[int], size: int) -> int:
 
 
 class PrefillChunk(NamedTuple):
-    """A part of the sequence of one request.
-
-    `start == 0` means that the row is taken anew: its state is to be reset.
-    """
+    """A part of the sequence of one request."""
 
     request: Request
     epoch: int
@@ -116,6 +120,12 @@ class PrefillChunk(NamedTuple):
     is_last: bool  # the row emits one token and becomes active
     remaining: int  # tokens it may still emit, that one included
     min_len: int  # a token at an absolute position below this may not be a stop
+    adopted: list[int]  # tokens before the first chunk that are in pages already, and that the row has to know
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the row is taken anew: its state is to be reset."""
+        return self.start == len(self.adopted)
 
 
 class PrefillBatch(NamedTuple):

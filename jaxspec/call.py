@@ -12,6 +12,7 @@ import numpy.typing as npt
 from jaxspec.batches import Progress
 from jaxspec.config import SamplingParams
 from jaxspec.outputs import Completion, FinishReason, RequestOutput, StreamChunk
+from jaxspec.reasoning import ReasoningParser, ReasoningSplitter, prompt_end
 from jaxspec.request import Request, RequestRules, make_requests
 from jaxspec.text import StopHit, TextStream
 from jaxspec.tokenizer import Tokenizer
@@ -130,8 +131,30 @@ class _Answer:
 
     request: Request
     stream: TextStream
-    pieces: list[str] = dataclasses.field(default_factory=list)
+    splitter: ReasoningSplitter | None
+    text: list[str] = dataclasses.field(default_factory=list)
+    reasoning: list[str] = dataclasses.field(default_factory=list)
     num_streamed: int = 0  # tokens handed out
+    pieces_streamed: int = 0  # of the text and of the reasoning
+
+    def add(self, text: str) -> None:
+        """Takes text that is sure."""
+        self._add(("", text) if self.splitter is None else self.splitter.push(text))
+
+    def finish(self) -> None:
+        """Takes what was held back."""
+        self.add(self.stream.finish())
+        if self.splitter is not None:
+            self._add(self.splitter.finish())
+
+    def new(self) -> tuple[str, str]:
+        """Reasoning and text that were not handed out yet."""
+        start, self.pieces_streamed = self.pieces_streamed, len(self.text)
+        return "".join(self.reasoning[start:]), "".join(self.text[start:])
+
+    def _add(self, parts: tuple[str, str]) -> None:
+        self.reasoning.append(parts[0])
+        self.text.append(parts[1])
 
 
 class Call:
@@ -148,6 +171,7 @@ class Call:
         tokenizer: None where only token ids are used.
         rules: what the engine can serve.
         rng: gives seeds to requests that bring none.
+        parser: of a reasoning model.
 
     Raises:
         ValueError: a prompt or its parameters cannot be served; nothing has been started then.
@@ -162,9 +186,10 @@ class Call:
         tokenizer: Tokenizer | None,
         rules: RequestRules,
         rng: random.Random,
+        parser: ReasoningParser | None = None,
     ):
         self._prompts = list(prompts)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._parser = tokenizer, parser
         self.ready: deque[StreamChunk] = deque()
         self.error: Exception | None = None
         self._answers: dict[str, _Answer] = {}
@@ -173,13 +198,22 @@ class Call:
             ids = encode_prompt(prompt, index, tokenizer)
             made = make_requests(ids, one, rules, request_id=f"{call_id}/{index}", prompt_index=index, rng=rng)
             for request in made:
-                self._answers[request.id] = _Answer(request, self._text_stream(one))
+                self._answers[request.id] = _Answer(request, self._text_stream(one), self._splitter(ids))
         self._num_open = len(self._answers)
 
     def _text_stream(self, params: SamplingParams) -> TextStream:
         tokenizer, skip = self._tokenizer, params.skip_special_tokens
         decode = None if tokenizer is None else lambda ids: tokenizer.decode(ids, skip_special_tokens=skip)
         return TextStream(decode, params.stop, params.include_stop_str_in_output, min_tokens=params.min_tokens)
+
+    def _splitter(self, prompt_ids: list[int]) -> ReasoningSplitter | None:
+        return (
+            None if self._parser is None else ReasoningSplitter(self._parser, prompt_end(self._decode_all, prompt_ids))
+        )
+
+    def _decode_all(self, token_ids: list[int]) -> str:
+        """Text with its special tokens; a parser needs a tokenizer."""
+        return "" if self._tokenizer is None else self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     @property
     def requests(self) -> list[Request]:
@@ -203,37 +237,43 @@ class Call:
         if progress.finish == "stop" and not answer.request.params.include_stop_str_in_output:
             ids = ids[:-1]  # the stop token ends the text, it is not part of it
         text, hit = answer.stream.push(ids)
-        answer.pieces.append(text)
+        answer.add(text)
         if hit is None and progress.finish is None:
             # Not the request's outputs: in v1 they may already include those of the next progress.
-            self._emit(answer, text, progress.token_ids)
+            self._emit(answer, progress.token_ids)
         return hit
 
     def close(self, request: Request) -> None:
         """Makes the last chunk of a finished request, and of its prompt where it was the last completion."""
         answer = self._answers[request.id]
-        streamed = answer.pieces.pop() if answer.pieces else ""
-        rest = streamed + answer.stream.finish()
-        answer.pieces.append(rest)
+        answer.finish()
         completions = self._done[request.prompt_index]
-        completions.append(request.completion("".join(answer.pieces)))
+        completions.append(self._completion(answer))
         output = None
         if len(completions) == request.params.n:
             output = self._output(request)
         new = request.output_ids[answer.num_streamed :]
-        self._emit(answer, rest, new, finish_reason=request.finish_reason, output=output)
+        self._emit(answer, new, finish_reason=request.finish_reason, output=output)
         self._num_open -= 1
+
+    def _completion(self, answer: _Answer) -> Completion:
+        request, splitter = answer.request, answer.splitter
+        if splitter is None:
+            return request.completion("".join(answer.text))
+        num_tokens = splitter.num_tokens(self._decode_all, request.output_ids)
+        reasoning = "".join(answer.reasoning)
+        return request.completion("".join(answer.text), reasoning=reasoning, reasoning_tokens=num_tokens)
 
     def _emit(
         self,
         answer: _Answer,
-        text: str,
         token_ids: list[int],
         *,
         finish_reason: FinishReason | None = None,
         output: RequestOutput | None = None,
     ) -> None:
         answer.num_streamed += len(token_ids)
+        reasoning, text = answer.new()
         chunk = StreamChunk(
             prompt_index=answer.request.prompt_index,
             completion_index=answer.request.index,
@@ -241,6 +281,7 @@ class Call:
             token_ids=list(token_ids),
             finish_reason=finish_reason,
             output=output,
+            reasoning=None if answer.splitter is None else reasoning,
         )
         self.ready.append(chunk)
 

@@ -13,8 +13,10 @@ from typing import Any, NoReturn
 
 from jaxspec import sglang_flags
 from jaxspec.cli_values import or_none, read_biases, read_bool, read_int, read_ints, read_literal
-from jaxspec.config import ATTENTION_BACKENDS, DTYPES, EngineConfig, SamplingParams, SpecConfig
+from jaxspec.config import EngineConfig, SamplingParams, SpecConfig
 from jaxspec.draft_choice import AVAILABLE_ACCEPT_RULES
+from jaxspec.engine_config import ATTENTION_BACKENDS, DTYPES, WEIGHT_DTYPES
+from jaxspec.reasoning import PARSERS
 
 _NOT_GIVEN: Any = argparse.SUPPRESS
 # How jax's error for an allocation that fails begins; its class is not known here, where jax is not imported.
@@ -46,12 +48,15 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
     group.value("chunked_prefill_size", read_int, "prompt tokens computed in one step; -1 is the whole prompt")
     group.value("decode_row_buckets", read_ints, "batch sizes that decoding is compiled for, e.g. 1,4,16")
     group.value("prefill_chunk_buckets", read_ints, "chunk lengths that prefill is compiled for, e.g. 64,512")
+    group.toggle("prefix_caching", "compute what several prompts begin with once")
     group.value("rounds_per_dispatch", read_int, "rounds the device runs before the host looks")
     group.switch("disable_overlap_schedule", "wait for each round (v1) instead of overlapping one (v2)")
     group.switch("enable_dp_attention", "data-parallel attention (not in this version)")
     group.switch("skip_tokenizer_init", "run on token ids alone")
+    group.value("reasoning_parser", str, f"tells reasoning from the answer: {' or '.join(PARSERS)}")
     group.value("random_seed", int, "draws the seeds of requests that bring none")
     group.value("dtype", str, f"of weights, activations and caches: {', '.join(DTYPES)}")
+    group.value("weight_dtype", str, f"what multiplied weights are stored as: {', '.join(WEIGHT_DTYPES)}")
     group.value("attention_backend", str, f"one of {', '.join(ATTENTION_BACKENDS)}")
     group.toggle("warmup", "compile every shape before the first request")
     group.toggle("progress", "show progress bars (automatic: only on a terminal)")
@@ -62,6 +67,12 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
     group.value("max_logit_bias", read_int, "most tokens whose logits a request may bias")
     group.value("max_bad_words", read_int, "most bad words of several tokens a request may have")
     group.value("max_bad_word_tokens", read_int, "longest bad word, in tokens")
+
+
+def add_simulation_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds `EngineConfig.simulate_accept_len`: for benchmarks, because the output is not the model's then."""
+    group = _Group(parser, "simulation", EngineConfig)
+    group.value("simulate_accept_len", float, "accept drafts unseen, so that a round emits so many tokens on average")
 
 
 def add_spec_flags(parser: argparse.ArgumentParser) -> None:

@@ -39,6 +39,7 @@ def make_limits(plan: SpecPlan, settings: EngineConfig) -> Limits:
         chunk_buckets=plan.prefill_chunk_buckets,
         max_chunk=plan.chunked_prefill_size,
         prefill_rows=min(PREFILL_ROWS, plan.max_running_requests),
+        prefix_caching=plan.prefix_caching,
     )
 
 
@@ -71,6 +72,7 @@ class Engine:
         self._runner = runner
         self._scheduler = Scheduler(self.limits, PagePool(plan.num_pages, plan.page_size))
         self._scheduler.metrics.exactness = plan.exactness
+        self._scheduler.metrics.simulate_accept_len = plan.simulate_accept_len
         self._in_flight: deque[_Dispatch] = deque()
         self._unusable: str | None = None  # why
 
@@ -86,13 +88,18 @@ class Engine:
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that no request owns."""
+        """Pages that no request owns, those among them that are kept for what is in them."""
         return self._scheduler.pool.num_free
 
     @property
     def has_work(self) -> bool:
         """Whether a request is not finished, or a dispatch not read."""
         return self._scheduler.has_work or bool(self._in_flight)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is neither closed nor failed in a step."""
+        return self._unusable is None
 
     def warmup_programs(self) -> list[Warmup]:
         """Every program that a dispatch may need."""
@@ -185,6 +192,8 @@ class Engine:
         for index, chunk in enumerate(batch.chunks):
             fill_chunk(chunks, index, chunk)
             _fill_table(chunks.table, index, self._scheduler.page_row(chunk.request))
+            if chunk.adopted:
+                self._runner.adopt(chunk.row, chunk.adopted)
         self._in_flight.append(_Dispatch(batch, *self._runner.prefill(chunks)))
         return True
 

@@ -18,6 +18,7 @@ from jaxspec.loading.checkpoint import open_checkpoint
 from jaxspec.metrics import EngineMetrics
 from jaxspec.outputs import RequestOutput
 from jaxspec.plan import SpecPlan
+from jaxspec.reasoning import PARSERS, check_marks
 from jaxspec.request import Request, RequestRules
 from jaxspec.stream import ChunkStream
 from jaxspec.tokenizer import Tokenizer
@@ -55,6 +56,9 @@ class LLM:
         spec, settings = check_settings(spec, engine)
         with open_checkpoint(model) as target:
             self.tokenizer: Tokenizer | None = None if settings.skip_tokenizer_init else target.load_tokenizer()
+            self._parser = None if settings.reasoning_parser is None else PARSERS[settings.reasoning_parser]
+            if self._parser is not None and self.tokenizer is not None:
+                check_marks(self.tokenizer)
             self._engine: Engine = launch(target, spec, settings, self.tokenizer, os.environ)
             eos_ids = tuple(target.eos_token_ids)
         runner = self._engine.runner
@@ -69,6 +73,7 @@ class LLM:
             max_bad_word_tokens=settings.max_bad_word_tokens,
             processors=tuple(settings.processors),
             exactness=self.plan.exactness,
+            simulate_accept_len=self.plan.simulate_accept_len,
         )
         self._watch = AcceptanceWatch(self.plan.algorithm)
         self._rng = random.Random(settings.random_seed)
@@ -129,6 +134,7 @@ class LLM:
             tokenizer=self.tokenizer,
             rules=self._rules,
             rng=self._rng,
+            parser=self._parser,
         )
         try:
             with self._turns.take():

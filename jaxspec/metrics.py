@@ -109,17 +109,20 @@ class EngineMetrics:
         finished: requests that are finished, aborts included.
         prompt_tokens: prompt tokens of the requests that were added.
         prefilled_tokens: tokens whose prefill was dispatched, recomputation after preemption included.
+        reused_tokens: tokens that were in the pages of an earlier request that began alike, and not computed again.
         preemptions: how often a request lost its row to an older one.
         prefill_dispatches, decode_dispatches: batches planned; a decode batch is `rounds_per_dispatch` rounds.
         prefill_seconds, decode_seconds: host wall time spent in prefill and in decode, as measured by the engine.
         stats: sums over the retired rounds of all rows.
         exactness: what sampled output is to plain decoding's, see `SpecPlan.exactness`; "lossy" puts speed before it.
+        simulate_accept_len: where acceptance is simulated (see `EngineConfig`), so that none of it was earned.
     """
 
     requests: int = 0
     finished: int = 0
     prompt_tokens: int = 0
     prefilled_tokens: int = 0
+    reused_tokens: int = 0
     preemptions: int = 0
     prefill_dispatches: int = 0
     decode_dispatches: int = 0
@@ -127,6 +130,7 @@ class EngineMetrics:
     decode_seconds: float = 0.0
     stats: RoundStats = dataclasses.field(default_factory=RoundStats)
     exactness: Exactness = "token"
+    simulate_accept_len: float | None = None
 
     @property
     def emitted_tokens(self) -> int:

@@ -40,6 +40,7 @@ class Completion:
     """One finished completion of a prompt.
 
     Attributes:
+        text: of the answer alone where there is a reasoning parser.
         logprobs: one entry for each of `token_ids`; None when they were not asked for.
         finish_reason: "stop" (a stop token or stop string), "length" (the budget or the context) or "abort".
         stop_reason: the stop string, or the stop token's id; None for the other finish reasons.
@@ -47,6 +48,10 @@ class Completion:
         accept_length: tokens emitted by rounds / rounds; None without a round.
         accepted_per_position: entry j is how many rounds accepted at least j + 1 drafts.
         exactness: "token" where the tokens are those of plain decoding, "law" where they follow its law, or "lossy".
+        reasoning: what came before the answer; None without a reasoning parser.
+        reasoning_tokens: how many of `token_ids` that took, the mark of its end included; likewise.
+        simulate_accept_len: where acceptance was simulated (see `EngineConfig`): then neither tokens nor text are the
+            model's, and the counts are what was asked for.
     """
 
     index: int
@@ -62,6 +67,9 @@ class Completion:
     accepted_per_position: list[int]
     exactness: Exactness
     timings: Timings
+    reasoning: str | None = None
+    reasoning_tokens: int | None = None
+    simulate_accept_len: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +90,14 @@ class RequestOutput:
     @property
     def text(self) -> str:
         return self.completions[0].text
+
+    @property
+    def reasoning(self) -> str | None:
+        return self.completions[0].reasoning
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        return self.completions[0].reasoning_tokens
 
     @property
     def token_ids(self) -> list[int]:
@@ -119,6 +135,10 @@ class RequestOutput:
     def timings(self) -> Timings:
         return self.completions[0].timings
 
+    @property
+    def simulate_accept_len(self) -> float | None:
+        return self.completions[0].simulate_accept_len
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamChunk:
@@ -127,6 +147,7 @@ class StreamChunk:
     Attributes:
         finish_reason: None until the last chunk of this completion.
         output: the whole output, on the last chunk of the prompt only.
+        reasoning: new text of the reasoning; None without a reasoning parser.
     """
 
     prompt_index: int
@@ -135,3 +156,4 @@ class StreamChunk:
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     output: RequestOutput | None = None
+    reasoning: str | None = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from typing import Any
 
 from jaxspec.outputs import Exactness
 
@@ -48,6 +49,7 @@ class TargetInfo:
         max_position: tokens of context the model was built for.
         num_mtp_layers: layers of the model's own draft head (multi-token prediction); 0 is none.
         tokenizer_hash: fingerprint of the tokenizer's table, None where there is no tokenizer.
+        has_recurrent_state: layers keep one state for all tokens so far, which has one past.
     """
 
     architecture: str
@@ -57,6 +59,7 @@ class TargetInfo:
     max_position: int
     num_mtp_layers: int = 0
     tokenizer_hash: str | None = None
+    has_recurrent_state: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,7 @@ class DraftInfo:
     max_position: int | None
     tokenizer_hash: str | None = None
     draft_vocab: int | None = None
+    has_recurrent_state: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +98,7 @@ class SpecPlan:
         rounds_in_flight: 0 waits for each round (v1), 1 overlaps one (v2).
         rounds_per_dispatch: rounds the device runs before the host looks.
         num_pages: pages of the KV pool, of page_size tokens each.
+        prefix_caching: whether pages of requests that began alike are shared.
         chunked_prefill_size: most tokens of a prompt computed in one step.
         decode_row_buckets: batch sizes that decoding is compiled for, ascending.
         prefill_chunk_buckets: chunk lengths that prefill is compiled for, ascending.
@@ -101,6 +106,9 @@ class SpecPlan:
         accept_rule, ..., accept_threshold_acc: how drafts are judged, see `SpecConfig`.
         attention_backend: "xla", or "cpu" for the CPU's kernel.
         weight_layout: "plain" arrays, or "panels" for the CPU's kernel.
+        weight_dtype: what weights that are multiplied are stored as; "int8" is one scale for some values of a column.
+        simulate_accept_len: mean tokens of a round whose drafts are accepted unseen, so that the output is not the
+            model's; None where the target judges.
         notes: what was filled in, replaced or found worth saying, in the order it was decided.
     """
 
@@ -133,6 +141,9 @@ class SpecPlan:
     attention_backend: str
     scan_layers: bool
     weight_layout: str = "plain"
+    weight_dtype: str = "float32"
+    simulate_accept_len: float | None = None
+    prefix_caching: bool = True
     notes: tuple[Note, ...] = ()
 
     @property
@@ -157,10 +168,14 @@ class SpecPlan:
         for note in self.notes:
             _LOGGER.log(logging.INFO if note.kind == AUTO else logging.WARNING, "plan: %s", note)
 
-    def _values(self) -> str:
+    def settings(self) -> dict[str, Any]:
+        """What is set, by name, without the notes; of a merged method only where there is one."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "notes"]
-        values = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.merge is None:
-            del values["merge_num_steps"]
+            names.remove("merge_num_steps")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _values(self) -> str:
+        values = self.settings()
         values["rounds_in_flight"] = f"{self.rounds_in_flight} ({'v2' if self.rounds_in_flight else 'v1'})"
         return "plan: " + ", ".join(f"{name}={value}" for name, value in values.items())

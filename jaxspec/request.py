@@ -56,6 +56,10 @@ class Request:
         prefilled: how many of them were dispatched.
         prefill_in_flight: the last chunk was dispatched and its token is not yet known.
         in_flight: rounds dispatched and not retired.
+        simulate_accept_len: see `Completion`.
+        num_adopted: tokens of `prefill_ids` that were in pages already, and are not computed.
+        page_names: of the first pages of its sequence, see `jaxspec.prefix`.
+        num_named: how many of its pages have got their names in the pool.
     """
 
     id: str
@@ -83,9 +87,13 @@ class Request:
     prefilled: int = 0
     prefill_in_flight: bool = False
     in_flight: int = 0
+    num_adopted: int = 0
+    page_names: list[bytes] = dataclasses.field(default_factory=list)
+    num_named: int = 0
     arrival: float = 0.0
     first_token: float | None = None
     finished: float | None = None
+    simulate_accept_len: float | None = None
 
     @property
     def sequence(self) -> list[int]:
@@ -116,6 +124,11 @@ class Request:
         return self.params.prompt_logprobs is not None and self.index == 0
 
     @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """Whether its prompt has to be computed for it, although the pages of another may hold it."""
+        return self.wants_prompt_logprobs and len(self.prompt_logprobs) < len(self.prompt_ids)
+
+    @property
     def is_finished(self) -> bool:
         return self.status is Status.FINISHED
 
@@ -127,8 +140,8 @@ class Request:
         whole = self.prefilled == len(self.prefill_ids)
         return self.status is Status.RUNNING and whole and sure < self.budget
 
-    def completion(self, text: str) -> Completion:
-        """The result of a finished request; `text` comes from its `TextStream`.
+    def completion(self, text: str, *, reasoning: str | None = None, reasoning_tokens: int | None = None) -> Completion:
+        """The result of a finished request; `text` comes from its `TextStream`, see `Completion` for the others.
 
         Raises:
             RuntimeError: it is not finished.
@@ -150,6 +163,9 @@ class Request:
             accepted_per_position=stats.accepted_per_position,
             exactness=self.exactness,
             timings=Timings(arrival=self.arrival, first_token=self.first_token, finished=self.finished),
+            reasoning=reasoning,
+            reasoning_tokens=reasoning_tokens,
+            simulate_accept_len=self.simulate_accept_len,
         )
 
 
@@ -190,6 +206,7 @@ def make_requests(
             stop_ids=stop_ids,
             processors=processors,
             exactness=rules.exactness if params.temperature > 0 else "token",
+            simulate_accept_len=rules.simulate_accept_len,
         )
         for index in range(params.n)
     ]

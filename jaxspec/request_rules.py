@@ -19,6 +19,7 @@ class RequestRules:
         max_stop_token_ids, ..., max_bad_word_tokens: widths of the device's arrays.
         processors: names of the engine's logits processors, in its order.
         exactness: of sampled output, see `SpecPlan.exactness`.
+        simulate_accept_len: see `Completion`.
     """
 
     max_model_len: int
@@ -31,6 +32,7 @@ class RequestRules:
     max_bad_word_tokens: int = 8
     processors: tuple[str, ...] = ()
     exactness: Exactness = "token"
+    simulate_accept_len: float | None = None
 
 
 def check_adjustments(params: SamplingParams, rules: RequestRules, stop_ids: tuple[int, ...]) -> None:

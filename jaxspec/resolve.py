@@ -5,13 +5,14 @@ value filled in late can ask for what the chosen schedule does not run.
 """
 
 import dataclasses
+import math
 import os
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from jaxspec.attention_choice import AttentionNeeds, choose_backend
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.draft_choice import KNOWN_ALGORITHMS, check_topk, choose_algorithm, inspect_draft
+from jaxspec.draft_choice import KNOWN_ALGORITHMS, check_recurrent, check_topk, choose_algorithm, inspect_draft
 from jaxspec.environment import is_on
 from jaxspec.merge_choice import MERGED_NAMES, Merge, choose_merge, merged_shape, second_method
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
@@ -19,7 +20,7 @@ from jaxspec.rule_choice import RULE_SETTINGS, check_rule
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
 from jaxspec.sizes import Sizes, choose_sizes
 from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, check_steps, fill_shape, paths_of
-from jaxspec.weight_layout import PANELS, CpuKernels, choose_weight_layout
+from jaxspec.weight_layout import CpuKernels, choose_weight_dtype, choose_weight_layout
 
 __all__ = ["KNOWN_ALGORITHMS", "DraftInfo", "Note", "SpecPlan", "TargetInfo", "resolve"]
 
@@ -139,12 +140,14 @@ def _resolve(given: _Given) -> SpecPlan:
             inspect_draft(second, given.engine, given.target, given.merge_draft, length, given.notes, MERGED_NAMES)
             merge = choose_merge(second, settings.merge_num_steps, length, given.notes)
             shape = merged_shape(settings, shape, merge.merge_num_steps, given.notes)
+        check_recurrent(settings, _is_tree(settings, shape), given.target, (given.draft, given.merge_draft))
         rounds_in_flight = _rounds_in_flight(given, settings, shape)
-        check_rule(settings, is_tree=_is_tree(settings, shape), notes=given.notes)
+        check_rule(settings, given.engine, is_tree=_is_tree(settings, shape), notes=given.notes)
         _note_what_has_no_effect(given, settings, shape)
     elif rounds_in_flight and not allows_v2(given.env):
         reason = "no effect on plain decoding; set disable_overlap_schedule to have it wait for each step"
         given.note(SPEC_V2_VARIABLE, given.env[SPEC_V2_VARIABLE], None, reason, WARNING)
+    _check_simulation(given, settings, max(shape.num_steps, merge.merge_num_steps) + 1)
     if settings.strict:
         _refuse_changes(given.notes)
     return SpecPlan(
@@ -156,11 +159,13 @@ def _resolve(given: _Given) -> SpecPlan:
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=given.engine.rounds_per_dispatch,
         **{name: getattr(settings, name) for name in RULE_SETTINGS},
+        prefix_caching=given.engine.prefix_caching,
         shared_noise=settings.shared_noise,
         ngram_min_match=settings.ngram_min_match,
         ngram_max_match=settings.ngram_max_match,
         **sizes._asdict(),
         **device._asdict(),
+        simulate_accept_len=given.engine.simulate_accept_len,
         notes=tuple(given.notes),
     )
 
@@ -168,6 +173,27 @@ def _resolve(given: _Given) -> SpecPlan:
 def allows_v2(env: Mapping[str, str]) -> bool:
     """Reads the variable that rules out v2 under speculation; unset and empty allow it."""
     return is_on(env, SPEC_V2_VARIABLE, "set 1 for v2 or 0 for v1")
+
+
+def _check_simulation(given: _Given, spec: SpecConfig, path_len: int) -> None:
+    """Says that acceptance is simulated; refuses it where nothing could be."""
+    length = given.engine.simulate_accept_len
+    if length is None:
+        return
+    if given.spec is None:
+        raise ValueError(f"simulate_accept_len={length:g} needs drafts to accept; set spec, or leave it out.")
+    if length > path_len:
+        raise ValueError(
+            f"simulate_accept_len={length:g} is more than a round can emit; "
+            f"set at most {path_len}, or num_steps to at least {math.ceil(length) - 1}."
+        )
+    if spec.accept_rule != "coupled":
+        raise ValueError(
+            f"simulate_accept_len={length:g} replaces what accept_rule={spec.accept_rule!r} would do; "
+            "leave one of them out."
+        )
+    reason = "SIMULATED acceptance, for benchmarks alone: THE OUTPUT IS NOT THE MODEL'S; leave it out for real output"
+    given.note("simulate_accept_len", length, length, reason, WARNING)
 
 
 def _check_dp_attention(given: _Given) -> None:
@@ -185,6 +211,7 @@ class _DeviceChoices(NamedTuple):
     attention_backend: str
     scan_layers: bool
     weight_layout: str
+    weight_dtype: str
 
 
 def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
@@ -194,13 +221,14 @@ def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
         dtype = given.dtype_default
         given.note("dtype", "auto", dtype, f"{reason}; set dtype")
     layout = choose_weight_layout(given.env, dtype, engine.attention_backend, given.cpu_kernels, given.notes)
+    weight_dtype = choose_weight_dtype(engine.weight_dtype, dtype, layout, given.notes)
     needs = AttentionNeeds(
         given.platform,
         dtype,
         sizes.page_size,
         sizes.max_running_requests,
         sizes.max_model_len,
-        has_cpu_kernels=layout == PANELS,
+        layout,
     )
     backend = choose_backend(engine.attention_backend, needs, given.notes)
     if scan_layers is None:
@@ -209,7 +237,7 @@ def _device_choices(given: _Given, sizes: Sizes) -> _DeviceChoices:
     if engine.compilation_cache_dir == "auto" and given.compilation_cache_dir is not None:
         why = "compiled programs are kept there for the next start; set compilation_cache_dir, or None to keep none"
         given.note("compilation_cache_dir", "auto", given.compilation_cache_dir, why)
-    return _DeviceChoices(dtype, backend, scan_layers, layout)
+    return _DeviceChoices(dtype, backend, scan_layers, layout, weight_dtype)
 
 
 def _shape(given: _Given, spec: SpecConfig, algorithm: str, max_model_len: int) -> TreeShape:
@@ -257,9 +285,6 @@ def _note_what_has_no_effect(given: _Given, spec: SpecConfig, shape: TreeShape) 
     defaults = SpecConfig()
     if not spec.shared_noise and {spec.algorithm, spec.merge} <= {"NGRAM", None}:
         given.note("shared_noise", False, None, "no effect: a lookup draws nothing", WARNING)
-    elif not spec.shared_noise and spec.accept_rule != "coupled":
-        reason = f"no effect: accept_rule={spec.accept_rule!r} never shares noise with the drafts"
-        given.note("shared_noise", False, None, reason, WARNING)
     for name in ("ngram_min_match", "ngram_max_match"):
         value = getattr(spec, name)
         if "NGRAM" not in (spec.algorithm, spec.merge) and value != getattr(defaults, name):

@@ -1,5 +1,7 @@
 """Which request sits in which row of the device state, and on which pages."""
 
+from collections.abc import Sequence
+
 from jaxspec.pages import PagePool
 from jaxspec.request import Request
 
@@ -15,14 +17,28 @@ class Rows:
     def num_free(self) -> int:
         return self._requests.count(None)
 
-    def take(self, request: Request, num_tokens: int) -> None:
-        """Gives a request the lowest free row, and pages for `num_tokens` tokens.
+    def has_room(self, num_tokens: int, shared: Sequence[int], growth: int) -> bool:
+        """Whether a request of so many tokens, whose first pages may be shared, has room beside those in rows.
+
+        They are left the pages for `growth` more tokens each, which they may need at the next dispatch: without that, a
+        preempted request would be admitted, computed anew, and preempted again at once.
+        """
+        pool, more = self._pool, self._pool.pages_for(growth)
+        held = [request for request in self._requests if request is not None]
+        headroom = sum(min(more, pool.pages_for(request.max_len) - len(request.pages)) for request in held)
+        taken = pool.pages_for(num_tokens) - len(shared) + pool.num_unowned(shared)
+        return pool.num_free >= taken + headroom
+
+    def take(self, request: Request, num_tokens: int, shared: Sequence[int] = ()) -> None:
+        """Gives a request the lowest free row, and pages for `num_tokens` tokens, of which the first are shared.
 
         Raises:
             RuntimeError: it has a row, or there is no row or not that many pages.
         """
         if request.row is not None or request.pages:
             raise RuntimeError(f"request {request.id} already holds row {request.row} and pages {request.pages}.")
+        self._pool.share(shared)
+        request.pages = list(shared)
         if not self.num_free or not self.extend(request, num_tokens):
             raise RuntimeError(f"no row or no pages for request {request.id}: {self._state()}")
         request.row = self._requests.index(None)

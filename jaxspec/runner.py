@@ -1,7 +1,7 @@
 """The device side of an engine: owns the donated state, and dispatches steps without waiting for them."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.draft.base import CacheShape
+from jaxspec.kv_cache import PagedKV
 from jaxspec.state import NO_WIDTHS, Rows, Sampling, State, Widths
 from jaxspec.step import Chunks, Echo, Params, Program, RoundView, compiled_steps, preview_step
 from jaxspec.verify import Verdict
@@ -60,11 +61,21 @@ class Runner:
         shape, program = self.shape, self.program
         pool = CacheShape(shape.num_rows, shape.num_pages, shape.page_size, shape.dtype, shape.attention_backend)
         caches = program.target.init_cache(
-            num_pages=pool.num_pages, page_size=pool.page_size, dtype=pool.dtype, backend=pool.attention_backend
+            num_pages=pool.num_pages,
+            page_size=pool.page_size,
+            num_rows=pool.num_rows,
+            dtype=pool.dtype,
+            backend=pool.attention_backend,
         )
         draft = program.draft.init(pool)
         rows = Rows.zeros(shape.num_rows, shape.max_model_len, shape.num_stop_ids, shape.widths)
         return State(rows, caches, draft)
+
+    @property
+    def keeps_all_in_pages(self) -> bool:
+        """Whether nothing is kept of a row's tokens but their pages, so that another row may read on from these."""
+        is_paged = lambda cache: isinstance(cache, PagedKV)  # noqa: E731
+        return all(map(is_paged, jax.tree.leaves((self._state.caches, self._state.draft.caches), is_leaf=is_paged)))
 
     @property
     def state(self) -> State:
@@ -98,6 +109,12 @@ class Runner:
             sampling=Sampling.zeros(num_rows, self.shape.num_stop_ids, self.shape.widths, xp=np),
         )
 
+    def adopt(self, row: int, tokens: Sequence[int]) -> None:
+        """Lets a row know tokens whose keys and values are in pages already: its first chunk begins behind them."""
+        padded = np.zeros(self.shape.max_model_len, np.int32)
+        padded[: len(tokens)] = tokens
+        self._state = self._state._replace(rows=_adopt(self._state.rows, np.int32(row), padded))
+
     def prefill(self, chunks: Chunks) -> tuple[Verdict, Echo]:
         """Dispatches one chunk for each row."""
         self._state, verdict, echo = self._prefill(self.params, state=self._state, chunks=chunks)
@@ -122,6 +139,7 @@ class Runner:
         backend left for later, measured 0.2 s) and what they commit is dropped. The first real prefill of the row
         resets it.
         """
+        self.adopt(self.shape.num_rows, [])
         for program in sorted(programs, key=lambda program: program.chunk_len is None):
             if program.chunk_len is None:
                 row_ids = self.empty_rows(program.num_rows)
@@ -151,6 +169,9 @@ class Runner:
         """Bytes of all paged caches."""
         leaves = jax.tree.leaves((self._state.caches, self._state.draft.caches))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+_adopt = jax.jit(Rows.adopt, donate_argnums=0)
 
 
 def _start_copy(verdict: Verdict) -> Verdict:

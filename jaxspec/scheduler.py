@@ -19,6 +19,7 @@ from jaxspec.batches import (
 from jaxspec.metrics import EngineMetrics
 from jaxspec.outputs import FinishReason
 from jaxspec.pages import PagePool
+from jaxspec.prefix import Prefixes
 from jaxspec.request import Request, Status
 from jaxspec.retire import append_prompt_logprobs, append_steps, cut_outputs, read_steps
 from jaxspec.rows import Rows
@@ -49,6 +50,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()  # oldest first
         self._running: list[Request] = []  # oldest first; every one is older than every waiting one
         self._rows = Rows(limits.max_running, pool)
+        self._prefixes = Prefixes(pool, is_on=limits.prefix_caching)
 
     @property
     def has_work(self) -> bool:
@@ -129,6 +131,7 @@ class Scheduler:
         if len(chunks[0].tokens) <= limits.group_chunk:
             others = itertools.islice(candidates, limits.prefill_rows - 1)
             chunks += [self._take_chunk(request, limits.group_chunk) for request in others]
+        self._prefixes.name(chunk.request for chunk in chunks)
         longest = max(len(chunk.tokens) for chunk in chunks)
         self.metrics.prefill_dispatches += 1
         return PrefillBatch(
@@ -198,25 +201,19 @@ class Scheduler:
         request = self._waiting[0]
         # As far as it gets before the host hears of it: with less, it would be preempted at once when pages are scarce.
         num_tokens = self._reach(request, (1 + self.limits.rounds_in_flight) * self.limits.rounds_per_dispatch)
-        if self.pool.num_free < self.pool.pages_for(num_tokens) + self._headroom():
+        shared = self._prefixes.find(request, self._running)
+        if shared is None or not self._rows.has_room(num_tokens, shared, self.limits.growth):
             return None
-        self._rows.take(request, num_tokens)
+        self._rows.take(request, num_tokens, shared)
         self._waiting.popleft()
         if self._running and self._running[-1].order > request.order:
             raise RuntimeError(f"request {request.id} was overtaken by the younger {self._running[-1].id}.")
         self._running.append(request)
         request.status = Status.RUNNING
-        request.prefill_ids, request.prefilled = request.sequence, 0
+        request.prefill_ids, request.num_named = request.sequence, len(shared)
+        request.prefilled = request.num_adopted = len(shared) * self.pool.page_size
+        self.metrics.reused_tokens += request.num_adopted
         return request
-
-    def _headroom(self) -> int:
-        """Pages that the running requests may need at the next dispatch.
-
-        Admission leaves them free: without that, a preempted request would be admitted, computed anew, and preempted
-        again at once.
-        """
-        growth = self.pool.pages_for(self.limits.rounds_per_dispatch * self.limits.path_len)
-        return sum(min(growth, self.pool.pages_for(r.max_len) - len(r.pages)) for r in self._running)
 
     def _take_chunk(self, request: Request, max_len: int) -> PrefillChunk:
         start = request.prefilled
@@ -236,6 +233,7 @@ class Scheduler:
             is_last=is_last,
             remaining=request.remaining,
             min_len=request.min_len,
+            adopted=request.prefill_ids[:start] if start == request.num_adopted else [],
         )
 
     def _reserve(self, request: Request) -> bool:
@@ -297,3 +295,4 @@ class Scheduler:
         self._rows.release(request)
         self._running.remove(request)
         request.prefill_ids, request.prefilled, request.prefill_in_flight, request.in_flight = [], 0, False, 0
+        request.num_adopted = request.num_named = 0

@@ -98,7 +98,7 @@ SGLANG_ENVIRONMENT = {
     "SGLANG_ENABLE_SPEC_V2": "set JAXSPEC_ENABLE_SPEC_V2, or disable_overlap_schedule",
     "SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "nothing is planned beside the round here; unset it",
     "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND": "num_steps is at least 1 here; unset it",
-    "SGLANG_SIMULATE_ACC_LEN": "a forced acceptance length is not offered; unset it",
+    "SGLANG_SIMULATE_ACC_LEN": "set EngineConfig.simulate_accept_len, which no variable can",
     "SGLANG_NGRAM_FORCE_GREEDY_VERIFY": "set temperature=0 for greedy decoding",
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "log-probabilities have one definition here; unset it",
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "a draft built for a shorter context is noted, not refused; unset it",

@@ -99,6 +99,10 @@ class Rows(NamedTuple):
             sampling=Sampling.zeros(num_rows, num_stop_ids, widths),
         )
 
+    def adopt(self, row: jax.Array, tokens: jax.Array) -> "Rows":
+        """Gives one row the tokens int32 [max_model_len] of a sequence whose keys and values are in pages already."""
+        return self._replace(history=self.history.at[row].set(tokens, mode="drop"))
+
     def write_history(self, tokens: jax.Array, start: jax.Array, count: jax.Array) -> "Rows":
         """Writes tokens [B, M] at positions start .. start + count of each row."""
         offsets = jnp.arange(tokens.shape[1])

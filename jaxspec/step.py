@@ -17,13 +17,14 @@ from jaxspec.adjust import Processor
 from jaxspec.attention import Block
 from jaxspec.context import Context
 from jaxspec.draft.base import DraftMethod, Observation
-from jaxspec.kv_cache import Accepted, wait_for
+from jaxspec.kv_cache import Accepted, put_caches, take_caches, wait_for
 from jaxspec.models.network import Network
 from jaxspec.rules import COUPLED, Rule
 from jaxspec.sampling import draw, token_logprobs
-from jaxspec.state import Rows, Sampling, State, put, take
+from jaxspec.simulation import simulated_draws, simulated_tree
+from jaxspec.state import DraftState, Rows, Sampling, State, put, take
 from jaxspec.tree import DraftTree, ancestor_mask, node_depths, pack_bits
-from jaxspec.verify import Verdict, Walk, accept, advance, clip_walk
+from jaxspec.verify import Verdict, Walk, accept, advance, clip_walk, follow_draws
 
 
 class Params(NamedTuple):
@@ -57,6 +58,7 @@ class Program:
     num_top_logprobs: int
     processors: tuple[Processor, ...] = ()  # the user's
     rule: Rule = COUPLED
+    simulate_accept_len: float | None = None  # see `EngineConfig`
 
     @property
     def path_len(self) -> int:
@@ -92,6 +94,9 @@ class _Judged(NamedTuple):
 def _judge(program: Program, params: Params, state: State, table: jax.Array) -> _Judged:
     target, method, rows = program.target.bind(params.target), program.draft, state.rows
     tree = method.propose(params.draft, state.draft, rows, table)
+    accept_len = program.simulate_accept_len
+    if accept_len is not None:
+        tree = simulated_tree(tree, rows, method.num_steps)
     depth = node_depths(tree.parents, method.num_steps)
     tree = _judgeable(tree, depth, rows)
     ancestors = None if method.is_chain else pack_bits(ancestor_mask(tree.parents, method.num_steps))
@@ -101,7 +106,11 @@ def _judge(program: Program, params: Params, state: State, table: jax.Array) -> 
     logits = target.logits(out.hidden)
     context = Context.of_tree(rows, tree, method.num_steps)
     judgement = program.rule.judge(logits, positions + 1, tree, rows, context, program.processors, program.path_len)
-    return _Judged(tree, block, out, logits, judgement.drawn, accept(tree, judgement, rows))
+    judged = tree
+    if accept_len is not None:
+        judged, drawn = simulated_draws(tree, judgement.drawn, rows, accept_len)
+        judgement = follow_draws(judged, drawn, program.path_len)
+    return _Judged(tree, block, out, logits, judgement.drawn, accept(judged, judgement, rows))
 
 
 def decode_round(program: Program, params: Params, state: State, table: jax.Array) -> tuple[State, Verdict]:
@@ -144,16 +153,18 @@ def _along(path: jax.Array, nodes: jax.Array) -> jax.Array:
 
 
 def _take_rows(state: State, row_ids: jax.Array) -> State:
-    """The state seen by a dispatch: its rows, and the shared caches whole."""
+    """The state seen by a dispatch: its rows, and of the caches what they share whole."""
     rows = take(state.rows, row_ids)
     rows = rows._replace(active=rows.active & (row_ids < state.rows.active.shape[0]))
-    return State(rows, state.caches, state.draft._replace(carry=take(state.draft.carry, row_ids)))
+    draft = DraftState(take_caches(state.draft.caches, row_ids), take(state.draft.carry, row_ids))
+    return State(rows, take_caches(state.caches, row_ids), draft)
 
 
 def _put_rows(state: State, row_ids: jax.Array, local: State) -> State:
     """Undoes `_take_rows`."""
-    carry = put(state.draft.carry, row_ids, local.draft.carry)
-    return State(put(state.rows, row_ids, local.rows), local.caches, local.draft._replace(carry=carry))
+    caches = put_caches(state.draft.caches, row_ids, local.draft.caches)
+    draft = DraftState(caches, put(state.draft.carry, row_ids, local.draft.carry))
+    return State(put(state.rows, row_ids, local.rows), put_caches(state.caches, row_ids, local.caches), draft)
 
 
 def decode_step(

@@ -45,6 +45,13 @@ class ChunkStream(Iterator[StreamChunk]):
             raise
         raise StopIteration
 
+    def poll(self) -> list[StreamChunk]:
+        """The chunks that are there by now, made by steps that ran for other streams; nothing runs for them."""
+        chunks: list[StreamChunk] = []
+        while self._call is not None and self._call.ready:
+            chunks.append(self._call.ready.popleft())
+        return chunks
+
     def close(self) -> None:
         """Aborts what is not finished; no more chunks come."""
         if self._call is not None:

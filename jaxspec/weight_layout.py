@@ -1,4 +1,7 @@
-"""How weights lie in memory: plain arrays for XLA, or on the CPU panels for kernels of its own (attention's too)."""
+"""How weights lie in memory: plain arrays for XLA, or on the CPU panels for kernels of its own (attention's too).
+
+Panels may be stored in fewer bits than is computed with.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -57,3 +60,28 @@ def choose_weight_layout(
         notes.append(Note("weight_layout", None, PANELS, reason, AUTO))
         return PANELS
     return PLAIN
+
+
+def choose_weight_dtype(asked: str, dtype: str, layout: str, notes: list[Note]) -> str:
+    """Returns what weights are stored as, with a note where that is not what is computed with.
+
+    Args:
+        asked: as the user set it.
+        dtype: of what is computed.
+        layout: from `choose_weight_layout`.
+        notes: taken further; where the layout is PLAIN on a CPU, one of them says why.
+
+    Raises:
+        ValueError: this layout cannot serve it.
+    """
+    if asked in ("auto", dtype):
+        return dtype
+    if layout != PANELS:
+        reasons = [note.reason for note in notes if note.field == "weight_layout"] or ["this is no CPU"]
+        raise ValueError(
+            f"weight_dtype={asked!r} needs the CPU's kernels, which do not run: {reasons[0]}; or leave weight_dtype at "
+            f"'auto', which is {dtype}."
+        )
+    reason = "multiplied weights are rounded to it, and the output is that of the rounded model; 'auto' rounds nothing"
+    notes.append(Note("weight_dtype", asked, asked, reason, REQUESTED))
+    return asked

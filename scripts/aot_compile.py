@@ -15,6 +15,7 @@ import math
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +37,10 @@ class Work(NamedTuple):
     cache_bytes: float
     flops: float
 
-    def __add__(self, other: "Work") -> "Work":  # type: ignore[override]
-        return Work(*(a + b for a, b in zip(self, other)))
+    @classmethod
+    def total(cls, parts: Iterable["Work"]) -> "Work":
+        """All of it, one after the other."""
+        return cls(*map(sum, zip(*parts)))
 
 
 def pass_work(leaves: Any, caches: Any, num_layers: int, tokens: float, length: float, rows: int, heads: int) -> Work:
@@ -68,9 +71,10 @@ def round_work(made: Round, length: float) -> Work:
     rows, model = settings.num_rows, settings.model
     unread = 0 if model.tie_embeddings else model.vocab_size * model.hidden_size  # a table of which few rows are read
     tokens = rows * draft.num_draft_tokens
-    work = pass_work(
-        made.params.target, made.state.caches, model.num_layers, tokens, length, rows, model.num_heads
-    ) + Work(-unread * jax.numpy.dtype(settings.dtype).itemsize, 0, -2 * tokens * unread)
+    passes = [
+        pass_work(made.params.target, made.state.caches, model.num_layers, tokens, length, rows, model.num_heads),
+        Work(-unread * jax.numpy.dtype(settings.dtype).itemsize, 0, -2 * tokens * unread),
+    ]
     network = getattr(draft, "network", None)
     if network is not None:
         layer = getattr(network.config, "layer", network.config)
@@ -78,8 +82,8 @@ def round_work(made: Round, length: float) -> Work:
         read = [leaf for leaf in made.params.draft if leaf.shape != embedding]
         for count in [draft.num_steps + 1, *[settings.shape.width] * (draft.num_steps - 1)]:
             caches = made.state.draft.caches
-            work += pass_work(read, caches, layer.num_layers, rows * count, length, rows, layer.num_heads)
-    return work
+            passes.append(pass_work(read, caches, layer.num_layers, rows * count, length, rows, layer.num_heads))
+    return Work.total(passes)
 
 
 def collectives(text: str) -> dict[str, tuple[int, int]]:

@@ -2,8 +2,10 @@ r"""The CPU's kernel: how fast it reads weights, and what several rows cost next
 
     .venv/bin/python scripts/bench_cpu.py --model smollm2 --rows 1,2,4,8,16
 
-Two tables. "Products": all matrix products of the model and nothing else, by the kernel and by XLA, in milliseconds and
-GB/s of weights, next to a plain read of the same bytes by all cores (NumPy's maximum or XLA's sum, the faster one).
+Two tables, for each way to keep the weights: "plain" arrays that XLA multiplies, or panels of float32, bfloat16 or int8
+for the kernel. "Products": all matrix products of the model and nothing else, in milliseconds and GB/s of weights; "of
+a read" is the speed next to a plain read by all cores of the first kind's bytes (NumPy's maximum or XLA's sum, the
+faster one).
 "Forward": a whole pass over the model, head included, behind a prefix; v(M) is the time of M rows over that of one. All
 variants take turns, and ratios are medians of ratios within a turn. The last line of stdout is JSON.
 """
@@ -28,7 +30,8 @@ import jaxspec
 from jaxspec import cli
 from report import device_name, make_console, number
 
-LAYOUTS = ("panels", "plain")  # the kernel, and XLA
+PLAIN = "plain"
+WEIGHTS = ("float32", "bfloat16", "int8", PLAIN)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,18 +43,18 @@ def main(argv: list[str] | None = None) -> int:
         raise ValueError(
             f"the benchmark is of the CPU, and JAX runs on {jax.default_backend()}; set JAX_PLATFORMS=cpu."
         )
-    models = {layout: _load(args.model, layout) for layout in LAYOUTS}
+    models = {kind: _load(args.model, kind) for kind in args.weights}
     calls: dict[tuple[str, str, int], Callable[[], Any]] = {}
     for rows in args.rows:
-        for layout in LAYOUTS:
-            calls["products", layout, rows] = _products(models[layout], rows)
-            calls["forward", layout, rows] = _forward(models[layout], rows, args.prefix_len)
-    weights = models["plain"].multiplied
+        for kind, model in models.items():
+            calls["products", kind, rows] = _products(model, rows)
+            calls["forward", kind, rows] = _forward(model, rows, args.prefix_len)
+    weights = models[args.weights[0]].multiplied
     with ThreadPoolExecutor() as pool:
         calls["read", "NumPy", 0] = functools.partial(_read, pool, [np.asarray(weight) for weight in weights])
         calls["read", "XLA", 0] = functools.partial(jax.jit(lambda arrays: [array.sum() for array in arrays]), weights)
         times = _measure(calls, args.repeats)
-    report = _describe(args, times, sum(weight.nbytes for weight in weights))
+    report = _describe(args, times, {kind: model.num_bytes for kind, model in models.items()})
     _print(report)
     print(json.dumps(report))
     return 0
@@ -70,15 +73,16 @@ class _Model:
         state = dict(nnx.to_flat_state(jax.tree.unflatten(network.treedef, leaves)))
         self.variables = [leaf for leaf in state.values() if isinstance(leaf, Matrix | Table)]
         self.multiplied = [array for leaf in self.variables for array in jax.tree.leaves(leaf)]
+        self.num_bytes = sum(array.nbytes for array in self.multiplied)
 
 
-def _load(model: str, layout: str) -> _Model:
+def _load(model: str, kind: str) -> _Model:
     from jaxspec.loading.checkpoint import open_checkpoint
     from jaxspec.loading.drafts import ModelSource
 
     with open_checkpoint(model) as checkpoint:
         source = ModelSource.of(checkpoint, None)
-        return _Model(*source.load(dtype="float32", scan_layers=False, as_panels=layout == "panels"))
+        return _Model(*source.load(dtype="float32", scan_layers=False, panel_dtype=None if kind == PLAIN else kind))
 
 
 def _products(model: _Model, rows: int) -> Callable[[], Any]:
@@ -160,9 +164,9 @@ def _measure(calls: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, lis
     return times
 
 
-def _describe(args: argparse.Namespace, times: dict[Any, list[float]], num_bytes: int) -> dict[str, Any]:
+def _describe(args: argparse.Namespace, times: dict[Any, list[float]], num_bytes: dict[str, int]) -> dict[str, Any]:
     """The medians, and what is needed to read them and to get them again."""
-    first = min(args.rows)
+    first, read_bytes = min(args.rows), num_bytes[args.weights[0]]
     # The faster of the two: a bound that is not the fault of either.
     read = min((values for (part, *_), values in times.items() if part == "read"), key=statistics.median)
 
@@ -172,15 +176,16 @@ def _describe(args: argparse.Namespace, times: dict[Any, list[float]], num_bytes
     results = [
         {
             "part": part,
-            "layout": layout,
+            "weights": kind,
             "rows": rows,
             "ms": 1000 * statistics.median(values),
-            "gb_per_s": num_bytes / statistics.median(values) / 1e9,
-            "speed_of_a_read": ratio(read, values),
-            "time_of_one_row": ratio(values, times[part, layout, first]),
-            "time_of_plain": ratio(values, times[part, "plain", rows]),
+            "gb_per_s": num_bytes[kind] / statistics.median(values) / 1e9,
+            "speed_of_a_read": ratio(read, values) * num_bytes[kind] / read_bytes,
+            "time_of_one_row": ratio(values, times[part, kind, first]),
+            "time_of_first": ratio(values, times[part, args.weights[0], rows]),
+            "time_of_last": ratio(values, times[part, args.weights[-1], rows]),
         }
-        for (part, layout, rows), values in times.items()
+        for (part, kind, rows), values in times.items()
         if part != "read"
     ]
     return {
@@ -189,7 +194,8 @@ def _describe(args: argparse.Namespace, times: dict[Any, list[float]], num_bytes
         "device": device_name(),
         "weight_bytes": num_bytes,
         "read_ms": 1000 * statistics.median(read),
-        "read_gb_per_s": num_bytes / statistics.median(read) / 1e9,
+        "read_bytes": read_bytes,
+        "read_gb_per_s": read_bytes / statistics.median(read) / 1e9,
         "results": results,
         "settings": vars(args),
         "versions": {
@@ -205,17 +211,18 @@ def _describe(args: argparse.Namespace, times: dict[Any, list[float]], num_bytes
 def _print(report: dict[str, Any]) -> None:
     console = make_console()
     for part in ("products", "forward"):
-        title = f"{part.capitalize()}: {report['model']}, float32, on {report['device']}"
+        title = f"{part.capitalize()}: {report['model']}, computed in float32, on {report['device']}"
         table = Table(title=title, title_justify="left")
-        for heading in ("rows", "weights", "ms", "GB/s", "of a read", "v(rows)", "time of plain"):
+        first, *_, last = report["settings"]["weights"]
+        for heading in ("rows", "weights", "ms", "GB/s", "of a read", "v(rows)", f"time of {first}", f"time of {last}"):
             table.add_column(heading, justify="right")
         for found in report["results"]:
             if found["part"] == part:
-                cells = ("ms", "gb_per_s", "speed_of_a_read", "time_of_one_row", "time_of_plain")
-                table.add_row(str(found["rows"]), found["layout"], *(number(found[cell]) for cell in cells))
+                cells = ("ms", "gb_per_s", "speed_of_a_read", "time_of_one_row", "time_of_first", "time_of_last")
+                table.add_row(str(found["rows"]), found["weights"], *(number(found[cell]) for cell in cells))
         console.print(table)
     console.print(
-        f"A read of the same {report['weight_bytes'] / 1e6:.0f} MB by all cores: {report['read_ms']:.1f} ms, "
+        f"A read of {report['read_bytes'] / 1e6:.0f} MB ({first}) by all cores: {report['read_ms']:.1f} ms, "
         f"{report['read_gb_per_s']:.1f} GB/s. v(rows): time over that of the fewest rows."
     )
 
@@ -224,10 +231,21 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = cli.build_parser(__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--rows", type=_counts, default=[1, 2, 4, 8, 16], metavar="LIST", help="default: 1,2,4,8,16")
+    names = ", ".join(WEIGHTS)
+    parser.add_argument(
+        "--weights", type=_kinds, default=list(WEIGHTS), metavar="LIST", help=f"of {names}; default: all"
+    )
     parser.add_argument("--prefix-len", type=cli.count, default=128, metavar="N", help="committed tokens; default: 128")
     parser.add_argument("--repeats", type=cli.count, default=15, metavar="N", help="timed turns; default: 15")
     cli.add_model_flags(parser, default="smollm2")
     return parser.parse_args(argv)
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = text.split(",")
+    if len(kinds) < 2 or len({*kinds}) < len(kinds) or not {*kinds} <= {*WEIGHTS}:
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least two of {', '.join(WEIGHTS)}, as in float32,int8")
+    return kinds
 
 
 def _counts(text: str) -> list[int]:

@@ -20,7 +20,7 @@ import jaxspec
 from bench_inputs import BUILT_IN_PROMPTS, FIXED_LENGTH
 from fitting import fit
 from jaxspec import cli
-from report import device_name
+from report import device_name, simulation_mark
 
 # Dispatches at the beginning and at the end of an output that are not timed, and the fewest times worth a median.
 UNTIMED, FEWEST = 2, 3
@@ -69,10 +69,14 @@ def main(argv: list[str] | None = None) -> int:
         )
     busy_ratio = statistics.median(row["busy"]["v2"] / row["busy"]["v1"] for row in rows)
     idle_ratio = statistics.median(row["idle"]["v1"] / row["idle"]["v2"] for row in rows)
+    mark = simulation_mark(engine)
+    for name, text in mark.items():
+        print(f"{name} {text}")
     print(f"with host work as long as a round, v2's time a round is {busy_ratio:.2f} of v1's")
     print(f"without host work, v2 is {idle_ratio:.2f} times as fast as v1")
     report = {
         "benchmark": "overlap",
+        **mark,
         "model": str(args.model),
         "device": device_name(),
         "dtype": llms["v2"].plan.dtype,
@@ -113,6 +117,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     cli.add_model_flags(parser, default="smollm2")
     cli.add_engine_flags(parser, REFUSED)
     cli.add_spec_flags(parser)
+    cli.add_simulation_flag(parser)
     cli.add_sampling_flags(parser, FIXED_LENGTH, temperature=0.0, seed=0, max_tokens=96)
     return parser.parse_args(argv)
 

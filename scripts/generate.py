@@ -10,7 +10,6 @@ compiled for as many rows as there are completions (at most 16), and prefill for
 """
 
 import argparse
-import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import jaxspec
 from fitting import fit
 from jaxspec import RequestOutput, SamplingParams, cli
+from jaxspec.output_values import completion_values
 from report import decode_rate, number
 
 # Completions decoded together where --max-running-requests does not say.
@@ -83,8 +83,7 @@ def output_values(index: int, output: RequestOutput) -> dict[str, Any]:
     """One prompt's result as JSON values; rates are of decoding alone."""
     completions = []
     for completion in output.completions:
-        values = {field.name: getattr(completion, field.name) for field in dataclasses.fields(completion)}
-        values["logprobs"] = completion.logprobs and [dataclasses.asdict(entry) for entry in completion.logprobs]
+        values = completion_values(completion)
         values["timings"] = {"ttft_s": completion.timings.ttft, "total_s": completion.timings.total}
         values["decode_tokens_per_s"] = decode_rate(completion)
         completions.append(values)

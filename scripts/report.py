@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
+from jaxspec.config import EngineConfig
 from jaxspec.outputs import Completion
 from jaxspec.plan import SpecPlan
 
@@ -35,6 +36,14 @@ def number(value: float | None, digits: int = 2, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{digits}f}{unit}"
 
 
+def simulation_mark(engine: EngineConfig) -> dict[str, str]:
+    """What a report says first where acceptance is simulated: one entry, or none."""
+    length = engine.simulate_accept_len
+    if length is None:
+        return {}
+    return {"SIMULATED": f"accept length {length:g}: drafts were accepted unseen, and the tokens are not the model's"}
+
+
 def plan_values(plan: SpecPlan) -> dict[str, Any]:
     """The plan as JSON values, its notes included."""
     return {
@@ -47,9 +56,8 @@ def plan_values(plan: SpecPlan) -> dict[str, Any]:
 def plan_table(plan: SpecPlan) -> Group:
     """The plan for a terminal: one line of settings each, then what was changed or chosen and why."""
     settings = Table(title="Resolved plan", title_justify="left", show_header=False, box=None)
-    for name, value in plan_values(plan).items():
-        if name != "notes" and value is not None:
-            settings.add_row(name, escape(str(value)))
+    for name, value in plan.settings().items():
+        settings.add_row(name, escape(str(value)))
     if not plan.notes:
         return Group(settings)
     notes = Table("note", "setting", "from", "to", "reason", title="Notes", title_justify="left", box=None)

@@ -120,6 +120,7 @@ def train(args: argparse.Namespace) -> int:
             tell=tell,
             measure=_measure(args) if args.eval_prompts else None,
             until=args.until,
+            lessons=args.lessons and Path(args.lessons),
         )
     print(f"the draft is in {folder}")
     log = Path(args.out) / LOG
@@ -199,6 +200,9 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft-vocab", type=cli.count, help="tokens that the head chooses from (8192)")
     parser.add_argument("--max-length", type=cli.count, help="tokens after which a text is cut (512)")
     parser.add_argument("--keep-lessons", choices=("disk", "none"), help="run the target once, or in every step")
+    parser.add_argument(
+        "--lessons", help="folder for what the target makes of the texts (OUT/lessons); runs can share it"
+    )
     parser.add_argument("--lesson-dtype", choices=("float32", "bfloat16"), help="of states that are kept on disk")
     parser.add_argument("--export-dtype", choices=("float32", "bfloat16"), help="of the exported draft")
     parser.add_argument("--loss", choices=("kl", "lk_alpha", "lk_hybrid"), help="what is minimised")

@@ -4,6 +4,7 @@ A page that is read by the wrong request, written too late or too small changes 
 `plain_outputs` checks the scheduler's books.
 """
 
+import collections
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from jaxspec.batches import LENGTH, RUNNING, STOP
 from jaxspec.config import SamplingParams
 from jaxspec.pages import PagePool
 from jaxspec.request import Request
-from jaxspec.scheduler import DecodeBatch, Limits, PrefillBatch, Progress, Scheduler, VerdictArrays
+from jaxspec.scheduler import DecodeBatch, Limits, PrefillBatch, PrefillChunk, Progress, Scheduler, VerdictArrays
 
 VOCAB = 50
 
@@ -74,26 +75,36 @@ class SimulatedDevice:
         self.page_size = page_size
         self.accept = accept
         self.cells: dict[tuple[int, int], int] = {}  # (page, offset) -> token
+        self.following: dict[tuple[int, int], int] = {}  # likewise -> the token after it, as a draft's pool has it
         self.rows: list[Row | None] = [None] * limits.max_running
 
     def prefill(self, batch: PrefillBatch, pages: list[list[int]]) -> VerdictArrays:
         verdict = self._verdict(1, batch.num_rows, 1)
         assert len({chunk.row for chunk in batch.chunks}) == len(batch.chunks) <= batch.num_rows
         for index, chunk in enumerate(batch.chunks):
-            if chunk.start == 0:
+            if chunk.is_first:
                 self.rows[chunk.row] = Row(chunk.request)
+                self._adopt(chunk, pages[index])
             row = self.rows[chunk.row]
             assert row is not None
             assert row.request is chunk.request
             assert row.seq_len == chunk.start
             assert 0 < len(chunk.tokens) <= batch.chunk_len
-            for token in chunk.tokens:
-                self._write(row, pages[index], token)
+            for token, following in zip(chunk.tokens, [*chunk.tokens[1:], chunk.next_token]):
+                self._write(row, pages[index], token, following)
             if chunk.is_last:
                 assert chunk.next_token == -1
                 row.remaining, row.min_len, row.active = chunk.remaining, chunk.min_len, True
                 self._emit(row, pages[index], 1, verdict, 0, index)
         return verdict
+
+    def _adopt(self, chunk: PrefillChunk, pages: list[int]) -> None:
+        row = self.rows[chunk.row]
+        assert row is not None
+        row.seq_len = chunk.start
+        assert self._read(row, pages) == chunk.adopted
+        cells = [self._cell(pages, position) for position in range(chunk.start)]
+        assert [self.following[cell] for cell in cells] == [*chunk.adopted[1:], *chunk.tokens[:1]][: chunk.start]
 
     def decode(self, batch: DecodeBatch, pages: list[list[int]]) -> VerdictArrays:
         rounds, path_len = self.limits.rounds_per_dispatch, self.limits.path_len
@@ -123,6 +134,7 @@ class SimulatedDevice:
             if row.bonus >= 0:
                 self._write(row, pages, row.bonus)
             row.bonus = next_token(row.request, self._read(row, pages), row.min_len)
+            self.following[self._cell(pages, row.seq_len - 1)] = row.bonus
             verdict.tokens[r, index, count] = row.bonus
             count += 1
             row.remaining -= 1
@@ -134,14 +146,17 @@ class SimulatedDevice:
         verdict.counts[r, index], verdict.finish[r, index] = count, finish
         return count
 
-    def _write(self, row: Row, pages: list[int], token: int) -> None:
+    def _write(self, row: Row, pages: list[int], token: int, following: int = -1) -> None:
         assert row.seq_len < len(pages) * self.page_size, "written beyond the reserved pages"
-        self.cells[pages[row.seq_len // self.page_size], row.seq_len % self.page_size] = token
+        cell = self._cell(pages, row.seq_len)
+        self.cells[cell], self.following[cell] = token, following
         row.seq_len += 1
 
     def _read(self, row: Row, pages: list[int]) -> list[int]:
-        size = self.page_size
-        return [self.cells[pages[position // size], position % size] for position in range(row.seq_len)]
+        return [self.cells[self._cell(pages, position)] for position in range(row.seq_len)]
+
+    def _cell(self, pages: list[int], position: int) -> tuple[int, int]:
+        return pages[position // self.page_size], position % self.page_size
 
     def _verdict(self, rounds: int, num_rows: int, path_len: int) -> VerdictArrays:
         """Garbage where nothing is emitted, zero counts."""
@@ -196,10 +211,14 @@ class SimulatedEngine:
         raise AssertionError(f"{self.scheduler.num_running} running, {self.scheduler.num_waiting} waiting: no end")
 
     def check_books(self) -> None:
-        """Each page and row has one owner."""
+        """Each row has one owner, and each page as many as the pool says; who shares a page has its tokens in it."""
         running = self.scheduler._running
-        pages = [page for request in running for page in request.pages]
-        assert len(set(pages)) == len(pages) == self.pool.num_pages - self.pool.num_free
+        owners = collections.Counter(page for request in running for page in request.pages)
+        assert [owners[page] for page in range(self.pool.num_pages)] == self.pool._owners
+        assert len(owners) == self.pool.num_pages - self.pool.num_free
+        for request in running:
+            if not self.limits.prefix_caching:
+                assert all(owners[page] == 1 for page in request.pages)
         rows = [request.row for request in running]
         assert None not in rows
         assert len(set(rows)) == len(rows)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.attention import PLAIN_SCORING, PREFIX_BLOCK, Block, Scoring, prefix_attention
+from jaxspec.attention import PLAIN_SCORING, PREFIX_BLOCK, AttentionInputs, Block, Scoring, prefix_attention
 from jaxspec.tree import ancestor_mask, pack_bits
 
 NUM_LAYERS, LAYER, SCALE = 2, 1, 0.3
@@ -217,7 +217,8 @@ def test_a_row_without_a_prefix_adds_no_mass():
     pools, table = case.paged(np.random.default_rng(1))
     queries = jnp.asarray(case.queries.reshape(2, 3, 2, 2, 8).transpose(0, 2, 1, 3, 4).reshape(2, 2, 6, 8))
     block = Block(jnp.zeros((2, 3), jnp.int32), jnp.asarray(case.lengths), jnp.asarray(table))
-    part = prefix_attention(queries, (jnp.asarray(pools[0]), jnp.asarray(pools[1])), LAYER, block)
+    pool, own = (jnp.asarray(pools[0]), jnp.asarray(pools[1])), (jnp.asarray(case.keys), jnp.asarray(case.values))
+    part = prefix_attention(AttentionInputs(queries, *own, pool, LAYER, block))
     assert not part.mass[0].any()
     assert not part.values[0].any()
     assert part.mass[1].all()

@@ -18,6 +18,7 @@ def parse(*argv: str, **defaults):
     parser = cli.build_parser("test")
     cli.add_model_flags(parser, default="embedded")
     cli.add_engine_flags(parser)
+    cli.add_simulation_flag(parser)
     cli.add_spec_flags(parser)
     cli.add_sampling_flags(parser)
     parser.set_defaults(**defaults)
@@ -63,6 +64,8 @@ ENGINE_FLAGS = {
     "chunked_prefill_size": ("--chunked-prefill-size -1", None),
     "decode_row_buckets": ("--decode-row-buckets 4,1", (1, 4)),
     "prefill_chunk_buckets": ("--prefill-chunk-buckets 512", (512,)),
+    "reasoning_parser": ("--reasoning-parser qwen3", "qwen3"),
+    "prefix_caching": ("--no-prefix-caching", False),
     "rounds_per_dispatch": ("--rounds-per-dispatch 4", 4),
     "disable_overlap_schedule": ("--disable-overlap-schedule", True),
     "enable_dp_attention": ("--enable-dp-attention", True),
@@ -79,6 +82,8 @@ ENGINE_FLAGS = {
     "max_logit_bias": ("--max-logit-bias 9", 9),
     "max_bad_words": ("--max-bad-words 0", 0),
     "max_bad_word_tokens": ("--max-bad-word-tokens 4", 4),
+    "weight_dtype": ("--weight-dtype int8", "int8"),
+    "simulate_accept_len": ("--simulate-accept-len 2.5", 2.5),
 }
 SAMPLING_FLAGS = {
     "temperature": ("--temperature 0.5", 0.5),

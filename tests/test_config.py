@@ -55,6 +55,8 @@ def test_every_field_is_documented_and_checked(settings):
         ({"rounds_per_dispatch": 0}, ["rounds_per_dispatch=0", "from 1 to 2147483647"]),
         ({"random_seed": -1}, ["random_seed=-1", "0 to"]),
         ({"max_logprobs": 21}, ["max_logprobs=21", "0 to 20"]),
+        ({"simulate_accept_len": 0.5}, ["simulate_accept_len=0.5", "from 1 to", "set None"]),
+        ({"simulate_accept_len": 2.0001}, ["simulate_accept_len=2.0001", "three decimals"]),
         ({"max_stop_token_ids": 0}, ["max_stop_token_ids=0", "from 1 to 2147483647"]),
         ({"decode_row_buckets": []}, ["decode_row_buckets", "empty", "None"]),
         ({"decode_row_buckets": [0, 4]}, ["decode_row_buckets[0]=0", "at least 1"]),

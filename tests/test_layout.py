@@ -20,6 +20,7 @@ DEVICE_FILES = {
     "rules",
     "runner",
     "sampling",
+    "simulation",
     "state",
     "step",
     "tree",

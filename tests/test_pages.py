@@ -41,6 +41,55 @@ def test_a_page_that_is_free_twice_is_noticed():
         pool.allocate(2)
 
 
+def test_a_named_page_stays_until_its_room_is_needed():
+    pool = PagePool(4, 4)
+    first, second = pool.allocate(2) or [], pool.allocate(1) or []
+    for page, name in zip([*first, *second], (b"a", b"b", b"c")):
+        pool.keep(page, name)
+    pool.free(first)
+    pool.free(second)
+    assert (pool.num_free, pool.num_kept) == (4, 3)
+    assert pool.find([b"a", b"b", b"d", b"c"]) == first
+    pool.share(pool.find([b"a"]))
+    assert (pool.num_free, pool.num_kept, pool.num_unowned(first)) == (3, 2, 1)
+    # The page without a name first; then the end of the sequence that was given back first, and never one in use.
+    assert pool.allocate(3) == [3, 1, 2]
+    assert pool.find([b"b"]) == pool.find([b"c"]) == []
+    assert pool.find([b"a"]) == [0]
+    assert pool.allocate(1) is None
+    pool.free([0])
+    assert pool.allocate(1) == [0]
+    assert pool.find([b"a"]) == []
+
+
+def test_a_shared_page_is_free_when_its_last_owner_leaves():
+    pool = PagePool(2, 4)
+    pages = pool.allocate(1) or []
+    pool.keep(pages[0], b"a")
+    pool.share(pages)
+    pool.free(pages)
+    assert pool.num_free == 1
+    pool.free(pages)
+    assert (pool.num_free, pool.num_kept) == (2, 1)
+    with pytest.raises(RuntimeError, match="freed twice"):
+        pool.free(pages)
+
+
+def test_a_name_belongs_to_one_page_and_a_page_to_one_name():
+    pool = PagePool(3, 4)
+    one, other = pool.allocate(2) or []
+    pool.keep(one, b"a")
+    pool.keep(one, b"a")
+    pool.keep(other, b"a")
+    assert pool.find([b"a"]) == [one]
+    pool.free([other])
+    assert pool.num_kept == 0
+    with pytest.raises(RuntimeError, match="to be named anew"):
+        pool.keep(one, b"b")
+    with pytest.raises(RuntimeError, match="0 owners"):
+        pool.keep(2, b"b")
+
+
 def test_random_use_never_hands_a_page_out_twice():
     rng, pool, owned = random.Random(0), PagePool(20, 4), []
     for _ in range(2000):

@@ -110,25 +110,29 @@ def tiny_head(
     return Network(config, Head, graphdef, treedef), tuple(map(randomise, leaves))
 
 
-def as_loaded(network: Network, leaves: tuple[jax.Array, ...]) -> tuple[Network, tuple[jax.Array, ...]]:
+def as_loaded(
+    network: Network, leaves: tuple[jax.Array, ...], weight_dtype: str = "float32"
+) -> tuple[Network, tuple[jax.Array, ...]]:
     """A model as `launch` would have it on this device: on the CPU with panels, unless the environment says no."""
     if not HAS_PANELS:
         return network, leaves
     state = dict(nnx.to_flat_state(jax.tree.unflatten(network.treedef, leaves)))
-    pack_weights(state)
+    pack_weights(state, weight_dtype)
     packed, treedef = jax.tree.flatten(nnx.from_flat_state(list(state.items())))
     return dataclasses.replace(network, treedef=treedef), tuple(packed)
 
 
-def draft_as_loaded(method: Any, leaves: tuple[Any, ...]) -> tuple[DraftMethod, tuple[Any, ...]]:
+def draft_as_loaded(
+    method: Any, leaves: tuple[Any, ...], weight_dtype: str = "float32"
+) -> tuple[DraftMethod, tuple[Any, ...]]:
     """The same for a draft method and its weights."""
     if isinstance(method, Merged):
-        parts = [draft_as_loaded(*part) for part in zip(method.methods, leaves, strict=True)]
+        parts = [draft_as_loaded(*part, weight_dtype) for part in zip(method.methods, leaves, strict=True)]
         methods, leaves = zip(*parts)
         return dataclasses.replace(method, methods=methods), leaves
     if not hasattr(method, "network"):
         return method, leaves
-    network, leaves = as_loaded(method.network, leaves)
+    network, leaves = as_loaded(method.network, leaves, weight_dtype)
     return dataclasses.replace(method, network=network), leaves
 
 
@@ -154,12 +158,13 @@ def make_runner(
     max_model_len: int = 160,
     num_top_logprobs: int = 4,
     attention_backend: str = AUTOMATIC_BACKEND,
+    weight_dtype: str = "float32",
     processors: tuple[Processor, ...] = (),
     rule: Rule = COUPLED,
 ) -> Runner:
     """The device side over tiny models; `method` None is plain decoding."""
-    network, leaves = as_loaded(*target)
-    drafting, draft_leaves = draft_as_loaded(Plain() if method is None else method, draft_leaves)
+    network, leaves = as_loaded(*target, weight_dtype)
+    drafting, draft_leaves = draft_as_loaded(Plain() if method is None else method, draft_leaves, weight_dtype)
     if isinstance(drafting, TreeDraft):
         drafting = dataclasses.replace(drafting, processors=processors)
     program = Program(network, drafting, rounds_per_dispatch, num_top_logprobs, processors, rule)
@@ -220,6 +225,7 @@ def engine_over(runner: Runner, *, rounds_in_flight: int = 1, pool_pages: int | 
         num_draft_tokens=method.num_draft_tokens,
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=runner.program.rounds,
+        prefix_caching=EngineConfig(**settings).prefix_caching,
         accept_rule="coupled",
         shared_noise=True,
         ngram_min_match=1,

@@ -5,30 +5,24 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxspec.attention import PLAIN_SCORING, Block, Scoring, two_part_attention
+from jaxspec.attention import PLAIN_SCORING, AttentionInputs, Scoring, two_part_attention
 from jaxspec.cpu.attention import attention_source
 from jaxspec.cpu.host import VectorUnit
 from jaxspec.cpu.register import host_unit, register
 from jaxspec.tree import pack_bits
 
 
-def attend_to_block(
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    pool: tuple[jax.Array, jax.Array],
-    layer: int | jax.Array,
-    block: Block,
-    scoring: Scoring,
-    sinks: jax.Array | None,
-) -> jax.Array:
+def attend_to_block(inputs: AttentionInputs, scoring: Scoring) -> jax.Array:
     """An `AttentionKernel`, in float32: a draft sees bit for bit what a decoded token sees.
 
     Windows, soft caps and sinks are left to XLA.
     """
+    queries, keys, values, pool, layer, block, sinks = inputs
     num_rows, num_kv, num_queries, width = queries.shape
     if scoring != PLAIN_SCORING or sinks is not None:
-        return two_part_attention(queries, keys, values, pool, layer, block, scoring, sinks)
+        return two_part_attention(inputs, scoring)
+    assert values is not None, "values are a part of the keys only where the scoring says so"
+    key_pool, value_pool = pool
     num_nodes, num_keys = block.positions.shape[1], keys.shape[1]
     visible = block.ancestors
     if visible is None:
@@ -37,7 +31,7 @@ def attend_to_block(
     unfolded = queries.reshape(num_rows, num_kv, num_nodes, -1, width).transpose(0, 2, 1, 3, 4)
     out = attend(
         unfolded.reshape(num_rows, num_nodes, -1, width),
-        *(keys, values, pool, layer),
+        *(keys, values, (key_pool, value_pool), layer),
         table=block.table,
         prefix_len=block.prefix_len,
         visible=visible,

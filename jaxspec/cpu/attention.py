@@ -11,7 +11,7 @@ from jaxspec.cpu.job import job_source
 from jaxspec.cpu.microkernel import declarations
 from jaxspec.cpu.softmax import softmax_source
 from jaxspec.cpu.tile import KEY_POOL, KEYS, PREFIX_LEN, QUERIES, RESULT, TABLE, VISIBLE, Sizes, Tile, tile_source
-from jaxspec.cpu.words import words_source
+from jaxspec.cpu.words import read_pointers, read_words, words_source
 
 
 def attention_source(unit: VectorUnit, name: str) -> str:
@@ -51,12 +51,7 @@ def _chunk(unit: VectorUnit) -> str:
 define internal void @chunk(ptr %job, i64 %index) {{
   %tile = alloca [{Tile.SIZE} x i64]
   %sums = alloca [{unit.lanes} x float]
-  %tiles = call i64 @word(ptr %job, i64 {Sizes.TILES})
-  %kv_heads = call i64 @word(ptr %job, i64 {Sizes.KV_HEADS})
-  %nodes = call i64 @word(ptr %job, i64 {Sizes.NODES})
-  %group = call i64 @word(ptr %job, i64 {Sizes.GROUP})
-  %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
-  %block_keys = call i64 @word(ptr %job, i64 {Sizes.BLOCK_KEYS})
+{read_words("job", Sizes, "tiles", "kv_heads", "nodes", "group", "dim", "block_keys")}
   %number = urem i64 %index, %tiles
   %row_kv = udiv i64 %index, %tiles
   %row = udiv i64 %row_kv, %kv_heads
@@ -67,8 +62,7 @@ define internal void @chunk(ptr %job, i64 %index) {{
   %count = call i64 @llvm.smin.i64(i64 %left, i64 {unit.lanes})
   %lengths = call ptr @pointer(ptr %job, i64 {Sizes.DATA + PREFIX_LEN})
   %stated = call i64 @int(ptr %lengths, i64 %row)
-  %table_width = call i64 @word(ptr %job, i64 {Sizes.TABLE_WIDTH})
-  %page_size = call i64 @word(ptr %job, i64 {Sizes.PAGE_SIZE})
+{read_words("job", Sizes, "table_width", "page_size")}
   %most = mul i64 %table_width, %page_size
   %length = call i64 @llvm.smin.i64(i64 %stated, i64 %most)
   %keys = add i64 %length, %block_keys
@@ -132,8 +126,7 @@ entry:
   %is_query = call i1 @answers(ptr %frame)
   br i1 %is_query, label %exit, label %call
 call:
-  %arguments = call ptr @pointer(ptr %frame, i64 {CallFrame.ARGUMENTS})
-  %results = call ptr @pointer(ptr %frame, i64 {CallFrame.RESULTS})
+{read_pointers("frame", CallFrame, "arguments", "results")}
   %job = call ptr @new_job(ptr %frame, ptr @chunk, i64 {Sizes.SIZE})
 {reads}
 {data}

@@ -7,6 +7,7 @@ long returned, and then finds nothing to do.
 
 from jaxspec.cpu.call_frame import Api, CallFrame
 from jaxspec.cpu.host import VectorUnit
+from jaxspec.cpu.words import read_pointers
 
 # Looks at the counter before a waiting thread gives its processor to others.
 SPINS = 4096
@@ -46,8 +47,7 @@ def _finish_job() -> str:
 define internal void @finish_job(ptr %job, i64 %chunks) {{
 entry:
   %frame = call ptr @pointer(ptr %job, i64 {Job.FRAME})
-  %api = call ptr @pointer(ptr %frame, i64 {CallFrame.API})
-  %context = call ptr @pointer(ptr %frame, i64 {CallFrame.CONTEXT})
+{read_pointers("frame", CallFrame, "api", "context")}
   call void @set_word(ptr %job, i64 {Job.CHUNKS}, i64 %chunks)
   %is_small = icmp slt i64 %chunks, 2
   br i1 %is_small, label %join, label %share

@@ -1,5 +1,8 @@
 """The innermost loop as LLVM IR: a few rows of x against one panel of a matrix.
 
+A panel that is stored in fewer bits is widened to float32 on its way into the registers, and everything is computed in
+float32: the result is, bit for bit, that of a float32 panel of the widened values.
+
 Each output is one chain of multiply-adds over k in ascending order, whatever the number of rows. A row's result
 therefore does not depend on how many rows it is computed with, bit for bit.
 """
@@ -7,11 +10,12 @@ therefore does not depend on how many rows it is computed with, bit for bit.
 import dataclasses
 
 from jaxspec.cpu.host import VectorUnit
+from jaxspec.cpu.storage import FLOAT32, SCALE_ROWS, Storage
 
 UNROLL = 4
 # How far ahead of its use the panel is asked for.
 PREFETCH_BYTES = 12 * 1024
-_LINE = 16  # float32 values in a cache line
+_LINE_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Form:
         x_step: values of x from one k to the next.
         adds: the products are added to what y holds.
         prefetches: the panel comes from memory, and is asked for ahead of its use.
+        storage: of the panel's values.
     """
 
     name: str
@@ -31,20 +36,27 @@ class Form:
     x_step: int = 1
     adds: bool = False
     prefetches: bool = False
+    storage: Storage = FLOAT32
+
+    @property
+    def scales(self) -> str:
+        """The argument that is behind the others where the panel has scales."""
+        return ", ptr %scales" if self.storage.is_scaled else ""
 
 
 def microkernel_source(unit: VectorUnit, form: Form, rows: int) -> str:
     """IR of one microkernel: y = x times a panel, for R rows.
 
     Its arguments are x and the values from one of its rows to the next, the panel and the same for it, its length K, y
-    and the same for it, and how many of the panel's columns y has.
+    and the same for it, how many of the panel's columns y has, and the panel's scales where it has some.
     """
     kernel = _Microkernel(unit, form, rows)
     zeros = ["zeroinitializer"] * (rows * form.vectors)
     start = kernel.names("start") if form.adds else zeros
     return f"""
 define internal void @{form.name}_{rows}
-  (ptr %x, i64 %x_stride, ptr %panel, i64 %panel_stride, i64 %length, ptr %y, i64 %y_stride, i64 %columns) {{
+  (ptr %x, i64 %x_stride, ptr %panel, i64 %panel_stride, i64 %length, ptr %y, i64 %y_stride, i64 %columns
+  {form.scales}) {{
 entry:
 {kernel.row_pointers("x", "%x_stride")}
 {kernel.row_pointers("y", "%y_stride")}
@@ -78,7 +90,8 @@ def blocks_source(form: Form, row_block: int) -> str:
     return f"""
 @{form.name}_kernels = internal constant [{row_block} x ptr] [{kernels}]
 define internal void @all_{form.name}
-  (i64 %rows, ptr %x, i64 %x_stride, ptr %panel, i64 %panel_stride, i64 %length, ptr %y, i64 %y_stride, i64 %columns) {{
+  (i64 %rows, ptr %x, i64 %x_stride, ptr %panel, i64 %panel_stride, i64 %length, ptr %y, i64 %y_stride, i64 %columns
+  {form.scales}) {{
 entry:
   br label %head
 head:
@@ -95,7 +108,8 @@ block:
   %x_at = getelementptr float, ptr %x, i64 %x_offset
   %y_at = getelementptr float, ptr %y, i64 %y_offset
   call void %kernel
-    (ptr %x_at, i64 %x_stride, ptr %panel, i64 %panel_stride, i64 %length, ptr %y_at, i64 %y_stride, i64 %columns)
+    (ptr %x_at, i64 %x_stride, ptr %panel, i64 %panel_stride, i64 %length, ptr %y_at, i64 %y_stride,
+     i64 %columns{form.scales})
   %next = add i64 %row, {row_block}
   br label %head
 exit:
@@ -145,6 +159,7 @@ class _Microkernel:
         sums, new = self.names(name), self.names(f"{name}_new")
         for current, first, last in zip(sums, initial, new, strict=True):
             lines.append(f"  {current} = phi {self.vector} [ {first}, %{before} ], [ {last}, %{name} ]")
+        lines += self._load_scales(name)
         for offset in range(step):
             after = new if offset == step - 1 else self.names(f"{name}_{offset}_new")
             lines += self._step(name, offset, sums, after)
@@ -156,23 +171,48 @@ class _Microkernel:
 
     def _step(self, name: str, offset: int, sums: list[str], after: list[str]) -> list[str]:
         """One row of the panel, `offset` rows behind the loop's own."""
-        lanes, tag = self.unit.lanes, f"{name}_{offset}"
+        kind, tag = self.form.storage.kind, f"{name}_{offset}"
         lines = [
             f"  %{tag}_k = add i64 %{name}_k, {offset}",
             f"  %{tag}_x_k = mul i64 %{tag}_k, {self.form.x_step}",
             f"  %{tag}_first = mul i64 %{tag}_k, %panel_stride",
-            f"  %{tag}_base = getelementptr float, ptr %panel, i64 %{tag}_first",
+            f"  %{tag}_base = getelementptr {kind}, ptr %panel, i64 %{tag}_first",
         ]
-        for line in range(0, self.form.vectors * lanes if self.form.prefetches else 0, _LINE):
-            ahead = f"%{tag}_ahead_{line}"
-            lines.append(f"  {ahead} = getelementptr float, ptr %{tag}_base, i64 {line + PREFETCH_BYTES // 4}")
-            lines.append(f"  call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
+        lines += self._prefetch(tag, offset)
         for v in range(self.form.vectors):
-            at = f"%{tag}_at_{v}"
-            lines.append(f"  {at} = getelementptr float, ptr %{tag}_base, i64 {v * lanes}")
-            lines.append(f"  %{tag}_w_{v} = load {self.vector}, ptr {at}, align 4")
+            lines.append(f"  %{tag}_at_{v} = getelementptr {kind}, ptr %{tag}_base, i64 {v * self.unit.lanes}")
+            lines += self.form.storage.load(f"%{tag}_w_{v}", f"%{tag}_at_{v}", self.unit.lanes, f"%{name}_scale_{v}")
         for row in range(self.rows):
             lines += self._row(tag, row, sums, after)
+        return lines
+
+    def _prefetch(self, tag: str, offset: int) -> list[str]:
+        """Asks for each cache line of a row of the panel that no row before it has asked for."""
+        width = self.form.storage.bytes
+        row_bytes = self.form.vectors * self.unit.lanes * width
+        if not self.form.prefetches or offset * row_bytes % _LINE_BYTES:
+            return []
+        lines = []
+        for byte in range(0, row_bytes, _LINE_BYTES):
+            ahead = f"%{tag}_ahead_{byte}"
+            place = (byte + PREFETCH_BYTES) // width
+            lines.append(f"  {ahead} = getelementptr {self.form.storage.kind}, ptr %{tag}_base, i64 {place}")
+            lines.append(f"  call void @llvm.prefetch.p0(ptr {ahead}, i32 0, i32 3, i32 1)")
+        return lines
+
+    def _load_scales(self, name: str) -> list[str]:
+        """The scales of a loop's rows; `UNROLL` of them share one, because it divides the rows of a group."""
+        if not self.form.storage.is_scaled:
+            return []
+        lanes = self.unit.lanes
+        lines = [
+            f"  %{name}_group = udiv i64 %{name}_k, {SCALE_ROWS}",
+            f"  %{name}_scales_first = mul i64 %{name}_group, {self.form.vectors * lanes}",
+            f"  %{name}_scales = getelementptr float, ptr %scales, i64 %{name}_scales_first",
+        ]
+        for v in range(self.form.vectors):
+            lines.append(f"  %{name}_scale_at_{v} = getelementptr float, ptr %{name}_scales, i64 {v * lanes}")
+            lines.append(f"  %{name}_scale_{v} = load {self.vector}, ptr %{name}_scale_at_{v}, align 4")
         return lines
 
     def _row(self, tag: str, row: int, sums: list[str], after: list[str]) -> list[str]:

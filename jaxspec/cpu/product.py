@@ -4,7 +4,8 @@ from jaxspec.cpu.call_frame import Buffer, CallFrame, metadata_source
 from jaxspec.cpu.host import VectorUnit
 from jaxspec.cpu.job import Job, job_source
 from jaxspec.cpu.microkernel import Form, blocks_source, declarations, microkernel_source
-from jaxspec.cpu.words import words_source
+from jaxspec.cpu.storage import SCALE_ROWS, STORAGES, Storage
+from jaxspec.cpu.words import read_pointers, read_words, words_source
 
 # Bytes of weights that a thread takes at a time, if a panel is not more.
 CHUNK_BYTES = 1 << 16
@@ -22,8 +23,8 @@ class Product:
 class Matrix:
     """Words of each matrix; they follow the product's. GROUPS: chunks for one tile of rows."""
 
-    PANELS, Y, WIDTH, NUM_PANELS, GROUPS = range(5)
-    SIZE = 5
+    PANELS, Y, WIDTH, NUM_PANELS, GROUPS, SCALES = range(6)
+    SIZE = 6
 
 
 def tile_rows(unit: VectorUnit) -> int:
@@ -31,9 +32,14 @@ def tile_rows(unit: VectorUnit) -> int:
     return TILE_ROWS // unit.row_block * unit.row_block
 
 
-def product_source(unit: VectorUnit, name: str) -> str:
-    """IR of a module whose function `name` is the handler; all sizes are arguments of its calls."""
-    form = Form("rows", unit.panel_vectors, prefetches=True)
+def product_source(unit: VectorUnit, name: str, dtype: str) -> str:
+    """IR of a module whose function `name` is the handler; all sizes are arguments of its calls.
+
+    Its arguments: x f32 [M, K], then of each matrix its panels [ceil(N / P), K, P], stored as `dtype`, and their scales
+    f32 [ceil(N / P), groups of K, P] where it has some. Its results: f32 [M, N] each.
+    """
+    storage = STORAGES[dtype]
+    form = Form("rows", unit.panel_vectors, prefetches=True, storage=storage)
     return "\n".join(
         [
             declarations(unit),
@@ -43,9 +49,9 @@ def product_source(unit: VectorUnit, name: str) -> str:
             *(microkernel_source(unit, form, rows) for rows in range(1, unit.row_block + 1)),
             blocks_source(form, unit.row_block),
             _chunk(unit),
-            _group(unit),
-            _new_product(unit),
-            _add_matrices(),
+            _group(unit, form),
+            _new_product(unit, storage),
+            _add_matrices(storage),
             _handler(name),
         ]
     )
@@ -80,18 +86,21 @@ found:
 }}"""
 
 
-def _group(unit: VectorUnit) -> str:
+def _group(unit: VectorUnit, form: Form) -> str:
+    find_scales = f"""
+  %all_scales = call ptr @pointer(ptr %matrix, i64 {Matrix.SCALES})
+  %length_up = add i64 %length, {SCALE_ROWS - 1}
+  %scale_rows = udiv i64 %length_up, {SCALE_ROWS}
+  %scales_offset = mul i64 %scale_rows, %column
+  %scales = getelementptr float, ptr %all_scales, i64 %scales_offset"""
     return f"""
 define internal void @group(ptr %job, ptr %matrix, i64 %row, i64 %group) {{
 entry:
   %x = call ptr @pointer(ptr %job, i64 {Product.X})
   %all_rows = call i64 @word(ptr %job, i64 {Product.ROWS})
-  %length = call i64 @word(ptr %job, i64 {Product.LENGTH})
-  %step = call i64 @word(ptr %job, i64 {Product.STEP})
-  %panels = call ptr @pointer(ptr %matrix, i64 {Matrix.PANELS})
-  %y = call ptr @pointer(ptr %matrix, i64 {Matrix.Y})
-  %width = call i64 @word(ptr %matrix, i64 {Matrix.WIDTH})
-  %num_panels = call i64 @word(ptr %matrix, i64 {Matrix.NUM_PANELS})
+{read_words("job", Product, "length", "step")}
+{read_pointers("matrix", Matrix, "panels", "y")}
+{read_words("matrix", Matrix, "width", "num_panels")}
   %left = sub i64 %all_rows, %row
   %rows = call i64 @llvm.smin.i64(i64 %left, i64 {tile_rows(unit)})
   %first = mul i64 %group, %step
@@ -109,12 +118,13 @@ head:
   br i1 %has_more, label %body, label %exit
 body:
   %offset = mul i64 %number, %panel_size
-  %panel = getelementptr float, ptr %panels, i64 %offset
-  %column = mul i64 %number, {unit.panel}
+  %panel = getelementptr {form.storage.kind}, ptr %panels, i64 %offset
+  %column = mul i64 %number, {unit.panel}{find_scales if form.storage.is_scaled else ""}
   %y_at = getelementptr float, ptr %y_row, i64 %column
   %columns = sub i64 %width, %column
   call void @all_rows
-    (i64 %rows, ptr %x_at, i64 %length, ptr %panel, i64 {unit.panel}, i64 %length, ptr %y_at, i64 %width, i64 %columns)
+    (i64 %rows, ptr %x_at, i64 %length, ptr %panel, i64 {unit.panel}, i64 %length, ptr %y_at, i64 %width,
+     i64 %columns{form.scales})
   %next = add i64 %number, 1
   br label %head
 exit:
@@ -122,7 +132,7 @@ exit:
 }}"""
 
 
-def _new_product(unit: VectorUnit) -> str:
+def _new_product(unit: VectorUnit, storage: Storage) -> str:
     return f"""
 define internal ptr @new_product(ptr %frame, ptr %x_buffer, i64 %matrices) {{
   %matrix_words = mul i64 %matrices, {Matrix.SIZE}
@@ -134,7 +144,7 @@ define internal ptr @new_product(ptr %frame, ptr %x_buffer, i64 %matrices) {{
   %length = call i64 @word(ptr %sizes, i64 1)
   %rows_up = add i64 %rows, {tile_rows(unit) - 1}
   %tiles = udiv i64 %rows_up, {tile_rows(unit)}
-  %panel_bytes = mul i64 %length, {4 * unit.panel}
+  %panel_bytes = mul i64 %length, {storage.bytes * unit.panel}
   %fit = udiv i64 {CHUNK_BYTES}, %panel_bytes
   %step = call i64 @llvm.smax.i64(i64 %fit, i64 1)
   call void @set_pointer(ptr %job, i64 {Product.X}, ptr %x)
@@ -146,13 +156,17 @@ define internal ptr @new_product(ptr %frame, ptr %x_buffer, i64 %matrices) {{
 }}"""
 
 
-def _add_matrices() -> str:
+def _add_matrices(storage: Storage) -> str:
+    keep_scales = f"""
+  %scales_argument = add i64 %panels_argument, 1
+  %scales_buffer = call ptr @pointer(ptr %arguments, i64 %scales_argument)
+  %scales = call ptr @pointer(ptr %scales_buffer, i64 {Buffer.DATA})
+  call void @set_pointer(ptr %matrix, i64 {Matrix.SCALES}, ptr %scales)"""
     return f"""
 ; the matrices behind x in the arguments, and their results; returns the number of chunks
 define internal i64 @add_matrices(ptr %job, ptr %arguments, ptr %results, i64 %matrices) {{
 entry:
-  %tiles = call i64 @word(ptr %job, i64 {Product.TILES})
-  %step = call i64 @word(ptr %job, i64 {Product.STEP})
+{read_words("job", Product, "tiles", "step")}
   %step_less = sub i64 %step, 1
   %first = getelementptr i64, ptr %job, i64 {Job.SIZE + Product.SIZE}
   br label %head
@@ -165,7 +179,9 @@ body:
   %next = add i64 %index, 1
   %place = mul i64 %index, {Matrix.SIZE}
   %matrix = getelementptr i64, ptr %first, i64 %place
-  %panels_buffer = call ptr @pointer(ptr %arguments, i64 %next)
+  %arguments_before = mul i64 %index, {2 if storage.is_scaled else 1}
+  %panels_argument = add i64 %arguments_before, 1
+  %panels_buffer = call ptr @pointer(ptr %arguments, i64 %panels_argument)
   %panels = call ptr @pointer(ptr %panels_buffer, i64 {Buffer.DATA})
   %panels_sizes = call ptr @pointer(ptr %panels_buffer, i64 {Buffer.SIZES})
   %num_panels = call i64 @word(ptr %panels_sizes, i64 0)
@@ -179,7 +195,7 @@ body:
   call void @set_pointer(ptr %matrix, i64 {Matrix.Y}, ptr %y)
   call void @set_word(ptr %matrix, i64 {Matrix.WIDTH}, i64 %width)
   call void @set_word(ptr %matrix, i64 {Matrix.NUM_PANELS}, i64 %num_panels)
-  call void @set_word(ptr %matrix, i64 {Matrix.GROUPS}, i64 %groups)
+  call void @set_word(ptr %matrix, i64 {Matrix.GROUPS}, i64 %groups){keep_scales if storage.is_scaled else ""}
   %own = mul i64 %groups, %tiles
   %chunks_more = add i64 %chunks, %own
   br label %head
@@ -196,8 +212,7 @@ entry:
   br i1 %is_query, label %exit, label %call
 call:
   %matrices = call i64 @word(ptr %frame, i64 {CallFrame.NUM_RESULTS})
-  %arguments = call ptr @pointer(ptr %frame, i64 {CallFrame.ARGUMENTS})
-  %results = call ptr @pointer(ptr %frame, i64 {CallFrame.RESULTS})
+{read_pointers("frame", CallFrame, "arguments", "results")}
   %x_buffer = call ptr @pointer(ptr %arguments, i64 0)
   %job = call ptr @new_product(ptr %frame, ptr %x_buffer, i64 %matrices)
   %chunks = call i64 @add_matrices(ptr %job, ptr %arguments, ptr %results, i64 %matrices)

@@ -43,16 +43,17 @@ def host_unit() -> VectorUnit:
 
 
 @functools.cache
-def register(source: Callable[[VectorUnit, str], str], unit: VectorUnit) -> str:
+def register(source: Callable[..., str], unit: VectorUnit, *variant: str) -> str:
     """Compiles a kernel and makes it known to XLA, once in a process; returns the name that it has there.
 
     Args:
-        source: makes the IR of a module with a handler of a given name.
+        source: makes the IR of a module with a handler: of the unit, the handler's name, and `variant`.
         unit: the vectors that it computes with.
+        variant: which of several kernels `source` is to make.
     """
-    kind = source.__name__.removesuffix("_source")
+    kind = "_".join([source.__name__.removesuffix("_source"), *variant])
     name = f"jaxspec_{kind}_{unit.lanes}x{unit.panel_vectors}{'_fma' if unit.has_fma else ''}"
-    library = Library(source(unit, name))
+    library = Library(source(unit, name, *variant))
     wrap = ctypes.pythonapi.PyCapsule_New
     wrap.restype, wrap.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     jax.ffi.register_ffi_target(name, wrap(library.address(name), None, None), platform="cpu")

@@ -6,7 +6,8 @@ Scores stand in a column for each query: for each key in turn, a vector of the q
 from jaxspec.cpu.exponential import exponential_source
 from jaxspec.cpu.host import VectorUnit
 from jaxspec.cpu.microkernel import Form, blocks_source, microkernel_source
-from jaxspec.cpu.tile import KEY_POOL, KEYS, VALUE_POOL, VALUES, VISIBLE, Sizes, Tile
+from jaxspec.cpu.tile import KEY_POOL, KEYS, LANES, NEXT_LANE, VALUE_POOL, VALUES, VISIBLE, Sizes, Tile
+from jaxspec.cpu.words import read_pointers, read_words
 
 # Keys, or queries, that one call of a microkernel takes.
 ROW_BLOCK = 8
@@ -26,12 +27,9 @@ def _bits() -> str:
 ; a lane's ancestor bits
 define internal ptr @bits(ptr %tile, i64 %lane) {{
   %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
-  %row = call i64 @word(ptr %tile, i64 {Tile.ROW})
-  %first = call i64 @word(ptr %tile, i64 {Tile.FIRST})
+{read_words("tile", Tile, "row", "first")}
   %visible = call ptr @pointer(ptr %job, i64 {Sizes.DATA + VISIBLE})
-  %nodes = call i64 @word(ptr %job, i64 {Sizes.NODES})
-  %group = call i64 @word(ptr %job, i64 {Sizes.GROUP})
-  %words = call i64 @word(ptr %job, i64 {Sizes.WORDS})
+{read_words("job", Sizes, "nodes", "group", "words")}
   %query = add i64 %first, %lane
   %node = udiv i64 %query, %group
   %row_nodes = mul i64 %row, %nodes
@@ -49,8 +47,7 @@ define internal i64 @seen(ptr %tile) {{
 entry:
   %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
   %count = call i64 @word(ptr %tile, i64 {Tile.COUNT})
-  %words = call i64 @word(ptr %job, i64 {Sizes.WORDS})
-  %block_keys = call i64 @word(ptr %job, i64 {Sizes.BLOCK_KEYS})
+{read_words("job", Sizes, "words", "block_keys")}
   br label %lanes
 lanes:
   %lane = phi i64 [ 0, %entry ], [ %next_lane, %lane_done ]
@@ -84,13 +81,9 @@ def _score(unit: VectorUnit) -> str:
     return f"""
 define internal void @score(ptr %tile) {{
 entry:
-  %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
-  %turned = call ptr @pointer(ptr %tile, i64 {Tile.TURNED})
-  %scores = call ptr @pointer(ptr %tile, i64 {Tile.SCORES})
+{read_pointers("tile", Tile, "job", "turned", "scores")}
   %length = call i64 @word(ptr %tile, i64 {Tile.LENGTH})
-  %page_size = call i64 @word(ptr %job, i64 {Sizes.PAGE_SIZE})
-  %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
-  %kv_heads = call i64 @word(ptr %job, i64 {Sizes.KV_HEADS})
+{read_words("job", Sizes, "page_size", "dim", "kv_heads")}
   %seen = call i64 @word(ptr %tile, i64 {Tile.SEEN})
   br label %head
 head:
@@ -124,16 +117,10 @@ def _hide(unit: VectorUnit) -> str:
 ; -inf for the block's keys that a query may not see
 define internal void @hide(ptr %tile) {{
 entry:
-  %count = call i64 @word(ptr %tile, i64 {Tile.COUNT})
-  %length = call i64 @word(ptr %tile, i64 {Tile.LENGTH})
-  %seen = call i64 @word(ptr %tile, i64 {Tile.SEEN})
+{read_words("tile", Tile, "count", "length", "seen")}
   %scores = call ptr @pointer(ptr %tile, i64 {Tile.SCORES})
   br label %lanes
-lanes:
-  %lane = phi i64 [ 0, %entry ], [ %next_lane, %lane_done ]
-  %has_lane = icmp slt i64 %lane, %count
-  br i1 %has_lane, label %lane_start, label %exit
-lane_start:
+{LANES}
   %bits = call ptr @bits(ptr %tile, i64 %lane)
   %column = getelementptr float, ptr %scores, i64 %lane
   br label %keys
@@ -166,10 +153,7 @@ unseen:
 key_done:
   %next_key = add i64 %key, 1
   br label %keys
-lane_done:
-  %next_lane = add i64 %lane, 1
-  br label %lanes
-exit:
+{NEXT_LANE}
   ret void
 }}"""
 
@@ -180,8 +164,7 @@ def _weigh(unit: VectorUnit) -> str:
 ; scores become e^(score - peak), and their sums are kept
 define internal void @weigh(ptr %tile, i64 %keys) {{
 entry:
-  %scores = call ptr @pointer(ptr %tile, i64 {Tile.SCORES})
-  %sums = call ptr @pointer(ptr %tile, i64 {Tile.SUMS})
+{read_pointers("tile", Tile, "scores", "sums")}
   %start = load {vector}, ptr %scores, align 4
   br label %peaks
 peaks:
@@ -244,9 +227,7 @@ entry:
   %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
   %weights = call ptr @pointer(ptr %tile, i64 {Tile.SCORES})
   %length = call i64 @word(ptr %tile, i64 {Tile.LENGTH})
-  %page_size = call i64 @word(ptr %job, i64 {Sizes.PAGE_SIZE})
-  %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
-  %kv_heads = call i64 @word(ptr %job, i64 {Sizes.KV_HEADS})
+{read_words("job", Sizes, "page_size", "dim", "kv_heads")}
   %seen = call i64 @word(ptr %tile, i64 {Tile.SEEN})
   %bytes = mul i64 %dim, {4 * unit.lanes}
   call void @llvm.memset.p0.i64(ptr %mixed, i8 0, i64 %bytes, i1 0)

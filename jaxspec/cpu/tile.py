@@ -5,6 +5,7 @@ A chunk is one row, one kv head, and as many of its queries (nodes x query heads
 
 from jaxspec.cpu.host import VectorUnit
 from jaxspec.cpu.job import Job
+from jaxspec.cpu.words import read_words
 
 # The handler's arguments, then its result.
 QUERIES, KEYS, VALUES, KEY_POOL, VALUE_POOL, LAYER, TABLE, PREFIX_LEN, VISIBLE, RESULT = range(10)
@@ -27,6 +28,18 @@ class Tile:
     SIZE = 10
 
 
+# What goes before and after the work on one of a tile's queries, which branches to lane_done; then comes exit.
+LANES = """lanes:
+  %lane = phi i64 [ 0, %entry ], [ %next_lane, %lane_done ]
+  %has_lane = icmp slt i64 %lane, %count
+  br i1 %has_lane, label %lane_start, label %exit
+lane_start:"""
+NEXT_LANE = """lane_done:
+  %next_lane = add i64 %lane, 1
+  br label %lanes
+exit:"""
+
+
 def tile_source(unit: VectorUnit) -> str:
     """IR of `page`, `own`, `turn` and `write`."""
     memset = "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"
@@ -38,8 +51,7 @@ def _page() -> str:
 ; where a page of a pool begins for a tile's row and kv head
 define internal ptr @page(ptr %tile, i64 %pool_index, i64 %number) {{
   %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
-  %row = call i64 @word(ptr %tile, i64 {Tile.ROW})
-  %kv = call i64 @word(ptr %tile, i64 {Tile.KV})
+{read_words("tile", Tile, "row", "kv")}
   %pool_word = add i64 %pool_index, {Sizes.DATA}
   %pool = call ptr @pointer(ptr %job, i64 %pool_word)
   %layer_at = call ptr @pointer(ptr %job, i64 {Sizes.DATA + LAYER})
@@ -50,10 +62,7 @@ define internal ptr @page(ptr %tile, i64 %pool_index, i64 %number) {{
   %table_index = add i64 %table_row, %number
   %entry = call i64 @int(ptr %table, i64 %table_index)
   %page = call i64 @llvm.smax.i64(i64 %entry, i64 0)
-  %pages = call i64 @word(ptr %job, i64 {Sizes.PAGES})
-  %kv_heads = call i64 @word(ptr %job, i64 {Sizes.KV_HEADS})
-  %page_size = call i64 @word(ptr %job, i64 {Sizes.PAGE_SIZE})
-  %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
+{read_words("job", Sizes, "pages", "kv_heads", "page_size", "dim")}
   %layer_pages = mul i64 %layer, %pages
   %index = add i64 %layer_pages, %page
   %index_heads = mul i64 %index, %kv_heads
@@ -70,13 +79,11 @@ def _own() -> str:
 ; the first of a tile's keys or values in the block
 define internal ptr @own(ptr %tile, i64 %argument) {{
   %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
-  %row = call i64 @word(ptr %tile, i64 {Tile.ROW})
-  %kv = call i64 @word(ptr %tile, i64 {Tile.KV})
+{read_words("tile", Tile, "row", "kv")}
   %word = add i64 %argument, {Sizes.DATA}
   %data = call ptr @pointer(ptr %job, i64 %word)
   %keys = call i64 @word(ptr %job, i64 {Sizes.BLOCK_KEYS})
-  %kv_heads = call i64 @word(ptr %job, i64 {Sizes.KV_HEADS})
-  %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
+{read_words("job", Sizes, "kv_heads", "dim")}
   %row_keys = mul i64 %row, %keys
   %row_heads = mul i64 %row_keys, %kv_heads
   %head = add i64 %row_heads, %kv
@@ -91,13 +98,8 @@ def _place() -> str:
 ; where a lane's query is, and its result
 define internal i64 @place(ptr %tile, i64 %lane) {{
   %job = call ptr @pointer(ptr %tile, i64 {Tile.JOB})
-  %row = call i64 @word(ptr %tile, i64 {Tile.ROW})
-  %kv = call i64 @word(ptr %tile, i64 {Tile.KV})
-  %first = call i64 @word(ptr %tile, i64 {Tile.FIRST})
-  %nodes = call i64 @word(ptr %job, i64 {Sizes.NODES})
-  %heads = call i64 @word(ptr %job, i64 {Sizes.HEADS})
-  %group = call i64 @word(ptr %job, i64 {Sizes.GROUP})
-  %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
+{read_words("tile", Tile, "row", "kv", "first")}
+{read_words("job", Sizes, "nodes", "heads", "group", "dim")}
   %query = add i64 %first, %lane
   %node = udiv i64 %query, %group
   %member = urem i64 %query, %group
@@ -125,11 +127,7 @@ entry:
   %bytes = mul i64 %dim, {4 * unit.lanes}
   call void @llvm.memset.p0.i64(ptr %turned, i8 0, i64 %bytes, i1 0)
   br label %lanes
-lanes:
-  %lane = phi i64 [ 0, %entry ], [ %next_lane, %lane_done ]
-  %has_lane = icmp slt i64 %lane, %count
-  br i1 %has_lane, label %lane_start, label %exit
-lane_start:
+{LANES}
   %offset = call i64 @place(ptr %tile, i64 %lane)
   %query = getelementptr float, ptr %queries, i64 %offset
   %column = getelementptr float, ptr %turned, i64 %lane
@@ -144,10 +142,7 @@ values:
   %next_d = add i64 %d, 1
   %has_more = icmp slt i64 %next_d, %dim
   br i1 %has_more, label %values, label %lane_done
-lane_done:
-  %next_lane = add i64 %lane, 1
-  br label %lanes
-exit:
+{NEXT_LANE}
   ret void
 }}"""
 
@@ -163,11 +158,7 @@ entry:
   %count = call i64 @word(ptr %tile, i64 {Tile.COUNT})
   %dim = call i64 @word(ptr %job, i64 {Sizes.DIM})
   br label %lanes
-lanes:
-  %lane = phi i64 [ 0, %entry ], [ %next_lane, %lane_done ]
-  %has_lane = icmp slt i64 %lane, %count
-  br i1 %has_lane, label %lane_start, label %exit
-lane_start:
+{LANES}
   %sum_at = getelementptr float, ptr %sums, i64 %lane
   %sum = load float, ptr %sum_at
   %mixed_offset = mul i64 %lane, %dim
@@ -185,9 +176,6 @@ values:
   %next_d = add i64 %d, 1
   %has_more = icmp slt i64 %next_d, %dim
   br i1 %has_more, label %values, label %lane_done
-lane_done:
-  %next_lane = add i64 %lane, 1
-  br label %lanes
-exit:
+{NEXT_LANE}
   ret void
 }}"""

@@ -24,3 +24,18 @@ define internal i64 @int(ptr %base, i64 %index) {
   ret i64 %wide
 }""")
     return "\n".join(parts)
+
+
+def read_words(base: str, struct: type, *names: str) -> str:
+    """IR that reads fields of a struct, given by the class of their indices: %name is the word struct.NAME of %base."""
+    return _reads("i64 @word", base, struct, names)
+
+
+def read_pointers(base: str, struct: type, *names: str) -> str:
+    """The same for fields that are pointers."""
+    return _reads("ptr @pointer", base, struct, names)
+
+
+def _reads(function: str, base: str, struct: type, names: tuple[str, ...]) -> str:
+    indices = {name: getattr(struct, name.upper()) for name in names}
+    return "\n".join(f"  %{name} = call {function}(ptr %{base}, i64 {index})" for name, index in indices.items())

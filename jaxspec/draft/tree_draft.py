@@ -12,7 +12,7 @@ from jaxspec.context import Context
 from jaxspec.draft.base import CacheShape, Noise, Observation
 from jaxspec.draft.grow import Children, Frontier, Level, best_children, grow
 from jaxspec.draft.shape import Shaped, TreeShape
-from jaxspec.kv_cache import PagedKV
+from jaxspec.kv_cache import Cache
 from jaxspec.models.network import Network
 from jaxspec.sampling import fresh_seeds, law, perturb
 from jaxspec.state import Rows
@@ -33,10 +33,11 @@ class TreeDraft(Shaped):
     noise: Noise = dataclasses.field(default=Noise.SHARED, kw_only=True)
     processors: tuple[Processor, ...] = dataclasses.field(default=(), kw_only=True)
 
-    def empty_caches(self, shape: CacheShape) -> tuple[PagedKV, ...]:
+    def empty_caches(self, shape: CacheShape) -> tuple[Cache, ...]:
         return self.network.init_cache(
             num_pages=shape.num_pages,
             page_size=shape.page_size,
+            num_rows=shape.num_rows,
             dtype=shape.dtype,
             backend=shape.attention_backend,
         )

@@ -12,10 +12,12 @@ import jax.numpy as jnp
 from jaxspec.loading.checkpoint import Checkpoint
 from jaxspec.loading.head import HeadFile, load_head, open_head
 from jaxspec.loading.load import load_model
+from jaxspec.loading.own_head import OwnHead, count_own_layers, load_own_head, open_own_head
 from jaxspec.models import MODELS, ModelConfig
 from jaxspec.models.heads import Head
+from jaxspec.models.mtp import MTPHead
 from jaxspec.models.network import Network
-from jaxspec.plan import DraftInfo, Note
+from jaxspec.plan import DraftInfo, Note, TargetInfo
 from jaxspec.tokenizer import Tokenizer
 
 Weights = tuple[Network, tuple[jax.Array, ...]]
@@ -45,7 +47,7 @@ class DraftSource(Protocol):
         """What the checkpoint left open."""
         ...
 
-    def load(self, target: Weights, *, dtype: str, scan_layers: bool, as_panels: bool) -> Weights: ...
+    def load(self, target: Weights, *, dtype: str, scan_layers: bool, panel_dtype: str | None) -> Weights: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +74,29 @@ class ModelSource:
             vocab_size=self.config.vocab_size,
             max_position=self.config.max_position,
             tokenizer_hash=self.fingerprint,
+            has_recurrent_state=self.config.has_recurrent_state,
         )
 
-    def load(self, target: Weights | None = None, *, dtype: str, scan_layers: bool, as_panels: bool = False) -> Weights:
+    @property
+    def target_info(self) -> TargetInfo:
+        """What resolving needs to know of it as a target."""
+        config = self.config
+        return TargetInfo(
+            architecture=config.architecture,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_layers,
+            max_position=config.max_position,
+            num_mtp_layers=count_own_layers(self.checkpoint, config),
+            tokenizer_hash=self.fingerprint,
+            has_recurrent_state=config.has_recurrent_state,
+        )
+
+    def load(
+        self, target: Weights | None = None, *, dtype: str, scan_layers: bool, panel_dtype: str | None = None
+    ) -> Weights:
         """Network and leaves; a model of its own shares nothing with a target."""
-        loaded = load_model(self.checkpoint, dtype=jnp.dtype(dtype), scan_layers=scan_layers, as_panels=as_panels)
+        loaded = load_model(self.checkpoint, dtype=jnp.dtype(dtype), scan_layers=scan_layers, panel_dtype=panel_dtype)
         return Network(loaded.config, self.model[0], loaded.graphdef, loaded.treedef), loaded.leaves
 
 
@@ -108,9 +128,34 @@ class HeadSource:
     def notes(self) -> tuple[Note, ...]:
         return self.file.notes
 
-    def load(self, target: Weights, *, dtype: str, scan_layers: bool, as_panels: bool = False) -> Weights:
+    def load(self, target: Weights, *, dtype: str, scan_layers: bool, panel_dtype: str | None = None) -> Weights:
         """Network and leaves; one layer has nothing to be scanned."""
-        return load_head(self.file, *target, dtype=jnp.dtype(dtype), as_panels=as_panels)
+        return load_head(self.file, *target, dtype=jnp.dtype(dtype), panel_dtype=panel_dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnHeadSource:
+    """The target's own draft layer, in the target's checkpoint."""
+
+    checkpoint: Checkpoint
+    head: OwnHead
+
+    @property
+    def model(self) -> tuple[type[Any], Any]:
+        return MTPHead, self.head.config
+
+    @property
+    def info(self) -> DraftInfo:
+        layer = self.head.config.layer
+        return DraftInfo(architecture=layer.architecture, vocab_size=layer.vocab_size, max_position=None)
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        return self.head.notes
+
+    def load(self, target: Weights, *, dtype: str, scan_layers: bool, panel_dtype: str | None = None) -> Weights:
+        """Network and leaves; one layer has nothing to be scanned."""
+        return load_own_head(self.head, *target, dtype=jnp.dtype(dtype), panel_dtype=panel_dtype)
 
 
 def _open_model(checkpoint: Checkpoint, target: ModelConfig, *, with_tokenizer: bool) -> DraftSource:
@@ -127,3 +172,12 @@ DRAFT_SOURCES: dict[str, Callable[..., DraftSource]] = {
     "EAGLE": functools.partial(_open_head, fused=False),
     "EAGLE3": functools.partial(_open_head, fused=True),
 }
+
+
+def _open_own(target: ModelSource) -> DraftSource | None:
+    head = open_own_head(target.checkpoint, target.config)
+    return None if head is None else OwnHeadSource(target.checkpoint, head)
+
+
+# What drafts where no draft_model is named; with methods that are not here, nothing of the target's does.
+OWN_DRAFT_SOURCES: dict[str, Callable[[ModelSource], DraftSource | None]] = {"NEXTN": _open_own, "EAGLE": _open_own}

@@ -12,9 +12,10 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxspec.cpu.panels import Panels
 from jaxspec.loading.checkpoint import Checkpoint
+from jaxspec.loading.dequantised import refuse_quantised
 from jaxspec.loading.head_config import is_speculators, read_head_config
 from jaxspec.loading.head_vocab import read_target_ids
-from jaxspec.loading.load import LeafPath, fill_module, refuse_quantised
+from jaxspec.loading.load import LeafPath, fill_module
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.heads import Head, HeadConfig
 from jaxspec.models.network import Network
@@ -70,7 +71,7 @@ def load_head(
     *,
     dtype: npt.DTypeLike,
     device: SingleDeviceSharding | None = None,
-    as_panels: bool = False,
+    panel_dtype: str | None = None,
 ) -> tuple[Network, tuple[jax.Array, ...]]:
     """Loads a head's weights. What it shares with the target are the target's own arrays.
 
@@ -79,7 +80,7 @@ def load_head(
         target: the model that it drafts for, and `target_leaves` its weights.
         dtype: of every weight: float32, bfloat16 or float16.
         device: where the leaves go, as a sharding; the default device if None.
-        as_panels: weights that are multiplied become panels, as the target's are.
+        panel_dtype: weights that are multiplied become panels of this dtype, as the target's are; None is plain arrays.
 
     Raises:
         ValueError: tensors are missing, not expected or of another shape; the error lists their names.
@@ -90,7 +91,7 @@ def load_head(
     given: dict[LeafPath, jax.Array | Panels] = {}
     for name in ("embed_tokens", "lm_head"):
         if f"{name}.weight" in places and f"{name}.weight" not in file.stored:
-            given[places.pop(f"{name}.weight").path] = _of_target(target, target_leaves, name)
+            given[places.pop(f"{name}.weight").path] = of_target(target, target_leaves, name)
     if file.target_ids is not None:
         given[("target_ids",)] = jnp.asarray(file.target_ids, device=device)
     filled = fill_module(
@@ -101,12 +102,12 @@ def load_head(
         ignored=("*.rotary_emb.inv_freq", *(file.stored[name] for name in _MAPS if name in file.stored)),
         given=given,
         device=device,
-        as_panels=as_panels,
+        panel_dtype=panel_dtype,
     )
     return Network(config, Head, filled.graphdef, filled.treedef), filled.leaves
 
 
-def _of_target(target: Network, leaves: tuple[jax.Array, ...], name: str) -> jax.Array | Panels:
+def of_target(target: Network, leaves: tuple[jax.Array, ...], name: str) -> jax.Array | Panels:
     """The target's array; a tied target has one for both."""
     state = dict(nnx.to_flat_state(jax.tree.unflatten(target.treedef, leaves)))
     return state[(name,) if (name,) in state else ("embed_tokens",)].get_value()

@@ -49,9 +49,14 @@ def dtype_of(weight: nnx.Param) -> jnp.dtype:
     return weight.get_value().dtype
 
 
-def pack_weights(state: MutableMapping[Any, Any]) -> None:
-    """Turns every weight that is multiplied into panels, in place and one at a time; `state` is flat, by path."""
+def pack_weights(state: MutableMapping[Any, Any], dtype: str = "float32") -> None:
+    """Turns every weight that is multiplied into panels, in place and one at a time.
+
+    Args:
+        state: flat, by path.
+        dtype: that the panels' values are stored as: float32, bfloat16 or int8.
+    """
     for path, weight in state.items():
         value = weight.get_value()
         if isinstance(weight, Matrix | Table) and not isinstance(value, Panels):
-            state[path] = weight.replace(pack(value, axis=-2 if isinstance(weight, Table) else -1))
+            state[path] = weight.replace(pack(value, axis=-2 if isinstance(weight, Table) else -1, dtype=dtype))

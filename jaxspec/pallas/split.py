@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from jaxspec.attention import AttentionKernel, Block, Scoring
+from jaxspec.attention import AttentionInputs, AttentionKernel, Block, Scoring
 
 # Axis of the mesh in use (`jax.set_mesh`) over which heads are split.
 MODEL_AXIS = "model"
@@ -27,25 +27,14 @@ def in_mesh() -> bool:
 def split_attention(kernel: AttentionKernel) -> AttentionKernel:
     """The kernel, run by each chip of the mesh in use for its kv heads."""
 
-    def attend(
-        queries: jax.Array,
-        keys: jax.Array,
-        values: jax.Array,
-        pool: tuple[jax.Array, jax.Array],
-        layer: int | jax.Array,
-        block: Block,
-        scoring: Scoring,
-        sinks: jax.Array | None,
-    ) -> jax.Array:
-        axis, whole = axis_of_heads(keys.shape[2]), PartitionSpec()
+    def attend(inputs: AttentionInputs, scoring: Scoring) -> jax.Array:
+        axis, whole = axis_of_heads(inputs.keys.shape[2]), PartitionSpec()
         by_head, third = PartitionSpec(None, axis), PartitionSpec(None, None, axis)
-
-        def run(queries, keys, values, pool, layer, block, sinks):
-            return kernel(queries, keys, values, pool, layer, block, scoring, sinks)
-
-        specs = (by_head, third, third, third, whole, whole, PartitionSpec(axis))
-        split = jax.shard_map(run, in_specs=specs, out_specs=by_head, check_vma=False)
-        return split(queries, keys, values, pool, jax.numpy.asarray(layer), block, sinks)
+        specs = AttentionInputs._make([by_head, third, third, third, whole, whole, PartitionSpec(axis)])
+        split = jax.shard_map(
+            lambda inputs: kernel(inputs, scoring), in_specs=(specs,), out_specs=by_head, check_vma=False
+        )
+        return split(inputs._replace(layer=jax.numpy.asarray(inputs.layer)))
 
     return attend if in_mesh() else kernel
 

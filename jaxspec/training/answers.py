@@ -5,15 +5,14 @@ run that was killed goes on where it stopped: what is written stays, and a line 
 """
 
 import dataclasses
-import hashlib
-import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from jaxspec.config import SamplingParams
 from jaxspec.llm import LLM
+from jaxspec.offline.row_file import append_rows, cut_torn_end
+from jaxspec.offline.rows import seed_of
 from jaxspec.training.kept_settings import keep_settings
 from jaxspec.training.records import PromptRecord, read_records
 
@@ -49,7 +48,7 @@ class AnswerFolder:
         keep_settings(folder / SETTINGS, settings)
         shards = self.shards
         if shards:
-            _cut_last_line(shards[-1])
+            cut_torn_end(shards[-1])
         self.done = {answer["id"] for answer in self.read()}
 
     @property
@@ -66,11 +65,7 @@ class AnswerFolder:
     def append(self, answer: Answer) -> None:
         """Writes one answer; it is on the disk, whole, when this returns."""
         shard = self.folder / f"answers-{len(self.done) // SHARD_ROWS:05}.jsonl"
-        line = json.dumps(answer, separators=(",", ":")) + "\n"
-        with shard.open("a", encoding="utf-8") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        append_rows(shard, [answer])
         self.done.add(answer["id"])
 
 
@@ -91,7 +86,7 @@ def write_answers(
     for first in range(0, len(todo), _WINDOW):
         window = todo[first : first + _WINDOW]
         chats = [as_chat(prompt.prompt) for prompt in window]
-        each = [dataclasses.replace(params, seed=_seed_of(params.seed, prompt.key)) for prompt in window]
+        each = [dataclasses.replace(params, seed=seed_of(params.seed, prompt.key)) for prompt in window]
         for chunk in llm.stream(chats, each):
             if chunk.output is None:
                 continue
@@ -109,15 +104,3 @@ def write_answers(
 def as_chat(prompt: str | list[dict[str, str]]) -> Any:
     """A text as a user's message; a chat as it is."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-def _seed_of(seed: int | None, key: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest())
-
-
-def _cut_last_line(shard: Path) -> None:
-    """Drops what a killed run left of a line."""
-    with shard.open("rb+") as file:
-        data = file.read()
-        if data and not data.endswith(b"\n"):
-            file.truncate(data.rfind(b"\n") + 1)

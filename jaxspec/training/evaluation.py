@@ -1,6 +1,5 @@
 """How a draft does, measured by the engine itself: accept length over prompts, by position and by task."""
 
-import bisect
 import dataclasses
 import re
 import time
@@ -11,11 +10,10 @@ from typing import Any
 from jaxspec.config import SamplingParams
 from jaxspec.llm import LLM
 from jaxspec.outputs import Completion, RequestOutput
+from jaxspec.reasoning import num_until_end
 from jaxspec.training.answers import as_chat
 from jaxspec.training.records import PromptRecord, read_prompts
 
-# Ends the reasoning of models that think aloud.
-_END_OF_THOUGHT = "</think>"
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
 
 
@@ -163,9 +161,8 @@ def last_number(text: str) -> float | None:
 
 
 def _reasoning_tokens(llm: LLM, output: RequestOutput) -> int:
-    """Tokens up to the end of the reasoning, its mark included; 0 for a text without the mark."""
-    tokenizer, ids = llm.tokenizer, output.token_ids
-    if tokenizer is None:
-        return 0
-    ended = lambda count: _END_OF_THOUGHT in tokenizer.decode(ids[:count], skip_special_tokens=False)  # noqa: E731
-    return bisect.bisect_left(range(len(ids)), True, key=ended) if ended(len(ids)) else 0
+    """Tokens of the reasoning, the mark of its end included; without a parser, 0 for a text without that mark."""
+    tokenizer = llm.tokenizer
+    if output.reasoning_tokens is not None or tokenizer is None:
+        return output.reasoning_tokens or 0
+    return num_until_end(lambda ids: tokenizer.decode(ids, skip_special_tokens=False), output.token_ids)

@@ -42,6 +42,7 @@ def train_draft(
     tell: Callable[[Told], None] = lambda told: None,
     measure: Callable[[Path], dict[str, Any]] | None = None,
     until: int | None = None,
+    lessons: Path | None = None,
 ) -> Path:
     """Trains a draft; started again with the same settings, it goes on.
 
@@ -51,6 +52,7 @@ def train_draft(
         tell: hears of progress.
         measure: gets the draft's folder after every epoch, and returns what an engine makes of it, for the log.
         until: stop after so many steps, for a run in pieces.
+        lessons: folder for what the target makes of the texts, which runs on the same texts share; in `out` if None.
 
     Returns:
         The folder of the exported draft.
@@ -58,6 +60,8 @@ def train_draft(
     Raises:
         FileNotFoundError, ValueError: the data or the target cannot be read, or `out` is of a run with other settings.
     """
+    if lessons is not None and draft.keep_lessons != "disk":
+        raise ValueError(f"lessons={lessons} and keep_lessons={draft.keep_lessons!r}; leave one of them out.")
     parts = {"draft": draft, "objective": objective, "training": settings}
     said = {name: dataclasses.asdict(part) for name, part in parts.items()}
     keep_settings(out / "train.json", said)
@@ -77,7 +81,7 @@ def train_draft(
     tell(Told("data", about))
     if draft.keep_lessons == "disk":
         kept = Lessons(
-            out / "lessons",
+            lessons or out / "lessons",
             target.network,
             target.leaves,
             student.capture,

@@ -49,8 +49,8 @@ def head_rows(network: Network, leaves: Leaves, ids: np.ndarray) -> jax.Array:
 class Lessons:
     """What a target makes of examples, kept on disk: made once, read in every epoch.
 
-    A run that was killed goes on where it stopped. `Lessons` of other examples, another target or another dtype are
-    refused.
+    A run that was killed goes on where it stopped. A folder serves every draft that reads no other layers than it
+    holds; one of other examples, another target or another dtype is refused.
 
     Args:
         folder: made where it is missing; (captured layers + 1) * Ht values and one float32 a token.
@@ -72,13 +72,14 @@ class Lessons:
         dtype: jnp.dtype,
         identity: str,
     ):
-        self._network, self._leaves, self._capture, self._examples = network, leaves, capture, examples
-        self._width = network.config.hidden_size
+        self._network, self._leaves, self._examples = network, leaves, examples
         self._starts = np.cumsum([0, *(len(example.ids) for example in examples)])
         folder.mkdir(parents=True, exist_ok=True)
         about: dict[str, Any] = {"identity": identity, "capture": list(capture), "dtype": np.dtype(dtype).name}
         self._progress = _Progress(folder / "lessons.json", about)
-        size = (int(self._starts[-1]), (len(capture) + 1) * self._width)
+        self._kept: tuple[int | str, ...] = tuple(self._progress.about["capture"])
+        self._read_places = [*map(self._kept.index, capture), len(self._kept)]
+        size = (int(self._starts[-1]), (len(self._kept) + 1) * network.config.hidden_size)
         self._states = _mapped(folder / "states.bin", np.dtype(dtype), size)
         self._masses = _mapped(folder / "masses.bin", np.dtype(np.float32), size[:1])
 
@@ -89,7 +90,7 @@ class Lessons:
         for first in range(self._progress.done, len(order), num_rows):
             rows = order[first : first + num_rows]
             batch = make_batch(self._examples, np.pad(rows, (0, num_rows - len(rows)), constant_values=-1))
-            made = lesson(self._network, self._leaves, jnp.asarray(batch.ids), self._capture)
+            made = lesson(self._network, self._leaves, jnp.asarray(batch.ids), self._kept)
             states = np.concatenate([*map(np.asarray, made.features), np.asarray(made.normed)], axis=-1)
             for row, index in enumerate(rows):
                 start, end = self._starts[index : index + 2]
@@ -109,25 +110,29 @@ class Lessons:
                 start, end = self._starts[index : index + 2]
                 states[row, : end - start] = self._states[start:end]
                 masses[row, : end - start] = self._masses[start:end]
-        *features, normed = np.split(states, len(self._capture) + 1, axis=-1)
+        parts = np.split(states, len(self._kept) + 1, axis=-1)
+        *features, normed = (parts[place] for place in self._read_places)
         return Lesson(tuple(map(jnp.asarray, features)), jnp.asarray(normed), jnp.asarray(masses))
 
 
 class _Progress:
-    """How many examples are on the disk."""
+    """What is on the disk, and of how many examples."""
 
     def __init__(self, file: Path, about: dict[str, Any]):
-        self._file, self._about, self.done = file, about, 0
+        self._file, self.about, self.done = file, about, 0
         if file.is_file():
             before = json.loads(file.read_text(encoding="utf-8"))
             self.done = before.pop("done")
-            if before != about:
+            if {**before, "capture": None} != {**about, "capture": None} or set(about["capture"]) - {
+                *before["capture"]
+            }:
                 raise ValueError(f"{file.parent} was made for {before}, and this run has {about}; give another folder.")
+            self.about = before
 
     def save(self, done: int) -> None:
         self.done = done
         new = self._file.with_suffix(".new")
-        new.write_text(json.dumps({**self._about, "done": done}), encoding="utf-8")
+        new.write_text(json.dumps({**self.about, "done": done}), encoding="utf-8")
         os.replace(new, self._file)
 
 

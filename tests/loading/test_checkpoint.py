@@ -99,10 +99,11 @@ def test_every_dtype_reads_as_stored_and_read_only(tmp_path):
 
 def write_safetensors(path, tensors):
     """By the format's definition: the names of the tensors are the dtypes' names."""
-    header, data = {"__metadata__": {"format": "pt"}}, b""
+    header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
+    data = b""
     for name, values in tensors.items():
         offsets = [len(data), len(data) + values.nbytes]
-        header[name] = {"dtype": name, "shape": list(values.shape), "data_offsets": offsets}  # type: ignore[assignment]
+        header[name] = {"dtype": name, "shape": list(values.shape), "data_offsets": offsets}
         data += values.tobytes()
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)

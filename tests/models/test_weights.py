@@ -85,7 +85,7 @@ def test_a_checkpoint_loads_as_panels_and_its_head_shares_them(tmp_path):
     tied = hf_config(tie_word_embeddings=True)
     checkpoint = open_checkpoint(write_folder(tmp_path / "target", tied, random_tensors(tied)))
     plain = load_model(checkpoint, dtype="float32", scan_layers=False)
-    loaded = load_model(checkpoint, dtype="float32", scan_layers=False, as_panels=True)
+    loaded = load_model(checkpoint, dtype="float32", scan_layers=False, panel_dtype="float32")
     networks = [Network(one.config, Decoder, one.graphdef, one.treedef) for one in (plain, loaded)]
     models = [network.bind(one.leaves) for network, one in zip(networks, (plain, loaded))]
     table = models[1].embed_tokens
@@ -94,7 +94,7 @@ def test_a_checkpoint_loads_as_panels_and_its_head_shares_them(tmp_path):
     np.testing.assert_array_equal(look_up(table, ids), look_up(models[0].embed_tokens, ids))
 
     file = opened(write_head(tmp_path / "head", "sglang", tied, own=()), tied, fused=True)
-    head, leaves = load_head(file, networks[1], loaded.leaves, dtype="float32", as_panels=True)
+    head, leaves = load_head(file, networks[1], loaded.leaves, dtype="float32", panel_dtype="float32")
     bound = head.bind(leaves)
     assert bound.embed_tokens.get_value().panels is table.get_value().panels
     assert bound.lm_head.get_value().panels is table.get_value().panels

@@ -185,6 +185,21 @@ def test_measurements_add_up():
     assert two.accept_length is None
 
 
+def test_simulated_acceptance_is_marked_in_print_and_json(small, capsys):
+    flags = ["--speculative-algorithm", "NGRAM", "--variants", "plain,v2", "--batch-sizes", "1", "--repeats", "1"]
+    assert bench_decode.main([*small, *flags, "--max-new-tokens", "33", "--simulate-accept-len", "3.2"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    report = json.loads(last)
+    assert lines[0].startswith("SIMULATED accept length 3.2: ")
+    assert any(line.startswith("SIMULATED acceptance: ") for line in lines[1:])
+    assert "not the model's" in report["SIMULATED"]
+    assert report["plans"]["plain"]["simulate_accept_len"] is None
+    assert report["plans"]["v2"]["simulate_accept_len"] == 3.2
+    (result,) = report["results"]
+    assert result["variants"]["v2"]["accept_length"] == pytest.approx(3.2, abs=0.4)
+    assert result["variants"]["plain"]["accept_length"] == 1.0
+
+
 def test_benchmark_ends_with_json_that_holds_every_variant(small, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)  # parallel test runs set it
     flags = ["--speculative-algorithm", "NGRAM", "--variants", "plain,v1,v2", "--batch-sizes", "1,2"]

@@ -18,7 +18,9 @@ from jaxspec import LLM, EngineConfig, SamplingParams, SpecConfig
 from jaxspec.loading.checkpoint import open_checkpoint
 from jaxspec.training.answers import AnswerFolder, write_answers
 from jaxspec.training.feature_draft import TrainingTimeTest
+from jaxspec.training.new_decoder import DecoderSettings
 from jaxspec.training.new_head import HeadSettings
+from jaxspec.training.next_token import NextToken
 from jaxspec.training.records import PromptRecord
 from jaxspec.training.run import DRAFT, Told, train_draft
 from jaxspec.training.trainer import LOG, TrainSettings
@@ -134,6 +136,22 @@ def test_other_settings_and_bad_ones_are_refused(model, data, tmp_path):
     (tmp_path / "none.jsonl").write_text("")
     with pytest.raises(ValueError, match="has no answer to learn from"):
         train_draft(settings_of(model, tmp_path / "none.jsonl"), TrainingTimeTest(), one, tmp_path / "third")
+
+
+def test_runs_share_what_the_target_makes_of_their_texts(model, data, tmp_path):
+    one, shared = dataclasses.replace(SETTINGS, epochs=1, log_steps=1), tmp_path / "lessons"
+    train_draft(settings_of(model, data), TrainingTimeTest(), one, tmp_path / "head", until=1, lessons=shared)
+    kept = {file.name: file.read_bytes() for file in shared.iterdir()}
+    draft = DecoderSettings(model=str(model), data=(str(data),), num_layers=1)
+    train_draft(draft, NextToken(), one, tmp_path / "own", until=2)
+    train_draft(draft, NextToken(), one, tmp_path / "sharing", until=2, lessons=shared)
+    assert read_log(tmp_path / "own") == read_log(tmp_path / "sharing") != []
+    assert kept == {file.name: file.read_bytes() for file in shared.iterdir()}
+    other, unkept = settings_of(model, data, max_length=16), dataclasses.replace(draft, keep_lessons="none")
+    with pytest.raises(ValueError, match=r"was made for .* give another folder"):
+        train_draft(other, TrainingTimeTest(), one, tmp_path / "other", lessons=shared)
+    with pytest.raises(ValueError, match="keep_lessons='none'; leave one of them out"):
+        train_draft(unkept, NextToken(), one, tmp_path / "unkept", lessons=shared)
 
 
 def test_written_answers_are_data(model, tmp_path):

@@ -72,6 +72,7 @@ ENGINE_FLAGS = {
     "skip_tokenizer_init": ("--skip-tokenizer-init", True),
     "random_seed": ("--random-seed 5", 5),
     "dtype": ("--dtype bfloat16", "bfloat16"),
+    "weight_dtype": ("--weight-dtype int8", "int8"),
     "attention_backend": ("--attention-backend xla", "xla"),
     "warmup": ("--no-warmup", False),
     "progress": ("--progress", True),

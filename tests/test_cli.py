@@ -83,7 +83,6 @@ ENGINE_FLAGS = {
     "max_logit_bias": ("--max-logit-bias 9", 9),
     "max_bad_words": ("--max-bad-words 0", 0),
     "max_bad_word_tokens": ("--max-bad-word-tokens 4", 4),
-    "weight_dtype": ("--weight-dtype int8", "int8"),
     "simulate_accept_len": ("--simulate-accept-len 2.5", 2.5),
 }
 SAMPLING_FLAGS = {

@@ -1,5 +1,7 @@
 """Which draft method runs, and which draft checkpoints it takes."""
 
+from typing import Any
+
 import pytest
 
 from jaxspec.config import EngineConfig, SpecConfig
@@ -67,7 +69,7 @@ def test_typical_acceptance_is_refused_by_name():
     assert "'target_only'" in message
 
 
-TREE = {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4}
+TREE: dict[str, Any] = {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4}
 
 
 @pytest.mark.parametrize("form", [TREE, {"merge": "STANDALONE", "merge_draft_model": "draft"}])

@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 
 from jaxspec import sglang_flags
 from jaxspec.cli_values import or_none, read_biases, read_bool, read_int, read_ints, read_literal
-from jaxspec.config import ATTENTION_BACKENDS, DTYPES, WEIGHT_DTYPES, EngineConfig, SamplingParams, SpecConfig
+from jaxspec.config import EngineConfig, SamplingParams, SpecConfig
 from jaxspec.draft_choice import AVAILABLE_ACCEPT_RULES
+from jaxspec.engine_config import ATTENTION_BACKENDS, DTYPES, WEIGHT_DTYPES
 from jaxspec.reasoning import PARSERS
 
 _NOT_GIVEN: Any = argparse.SUPPRESS

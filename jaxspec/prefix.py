@@ -46,7 +46,7 @@ class Prefixes:
         Returns:
             None where the next one is being computed for a running request: once that is planned, it can be shared.
         """
-        if not self._is_on:
+        if not self._is_on or request.awaits_prompt_logprobs:
             return []
         names = request.page_names
         extend_names(names, request.sequence, self._pool.page_size)

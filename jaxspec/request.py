@@ -124,6 +124,11 @@ class Request:
         return self.params.prompt_logprobs is not None and self.index == 0
 
     @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """Whether its prompt has to be computed for it, although the pages of another may hold it."""
+        return self.wants_prompt_logprobs and len(self.prompt_logprobs) < len(self.prompt_ids)
+
+    @property
     def is_finished(self) -> bool:
         return self.status is Status.FINISHED
 

@@ -160,9 +160,9 @@ class SimulatedDevice:
 
     def _verdict(self, rounds: int, num_rows: int, path_len: int) -> VerdictArrays:
         """Garbage where nothing is emitted, zero counts."""
-        zeros = [np.zeros((rounds, num_rows), np.int32) for _ in range(4)]
+        counts, finish, accepted, proposed = (np.zeros((rounds, num_rows), np.int32) for _ in range(4))
         tokens = np.full((rounds, num_rows, path_len), -99, np.int32)
-        return VerdictArrays(tokens, *zeros)
+        return VerdictArrays(tokens, counts, finish, accepted, proposed)
 
 
 class SimulatedEngine:
@@ -255,8 +255,8 @@ def make_scheduler(num_pages: int = 64, page_size: int = 4, **sizes) -> Schedule
 
 def verdict_of(tokens: list[int], finish: int = RUNNING, accepted: int = 0, proposed: int = 3) -> VerdictArrays:
     """A verdict of one round and one row."""
-    counts = [np.array([[n]]) for n in (len(tokens), finish, accepted, proposed)]
-    return VerdictArrays(np.array([[tokens]]), *counts)
+    count, ended, right, made = (np.array([[n]]) for n in (len(tokens), finish, accepted, proposed))
+    return VerdictArrays(np.array([[tokens]]), count, ended, right, made)
 
 
 def prefilled(scheduler: Scheduler, request: Request, token: int = 1) -> None:

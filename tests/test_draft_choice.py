@@ -1,5 +1,7 @@
 """Which draft method runs, and which draft checkpoints it takes."""
 
+from typing import Any
+
 import pytest
 
 from jaxspec.config import EngineConfig, SpecConfig
@@ -67,13 +69,19 @@ def test_typical_acceptance_is_refused_by_name():
     assert "'target_only'" in message
 
 
-TREE = {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4}
+TREE: dict[str, Any] = {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4}
 
 
 @pytest.mark.parametrize("form", [TREE, {"merge": "STANDALONE", "merge_draft_model": "draft"}])
 def test_rejection_is_for_chains(form):
     message = refusal("NGRAM", accept_rule="rejection", overlap_trees=True, merge_draft=draft_info(), **form)
     assert "accept_rule='rejection' judges chains, and the draft is a tree; set eagle_topk=1" in message
+
+
+@pytest.mark.parametrize("rule", ["rejection", "target_only"])
+def test_coins_are_not_for_simulated_acceptance(rule):
+    message = refusal("NGRAM", accept_rule=rule, engine=EngineConfig(simulate_accept_len=2.0))
+    assert f"simulate_accept_len=2.0 accepts drafts unseen, and accept_rule={rule!r}" in message
 
 
 def test_no_tree_is_automatic_under_rejection():

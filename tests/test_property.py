@@ -75,7 +75,7 @@ def said(engine: Engine, pairs: list[tuple[list[int], SamplingParams]]) -> list[
     derandomize=NUM_EXAMPLES <= IN_CI,
     deadline=None,
     database=None,
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 @given(
     pairs=REQUESTS,

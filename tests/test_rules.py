@@ -231,7 +231,7 @@ def emitted(rule: Any, propose: Callable, path_len: int, laws: Laws, first_seed:
     return np.array([said[:NUM_TOKENS] for said in outputs]), accepted
 
 
-CASES = {
+CASES: dict[str, tuple[Any, Callable, int]] = {
     "rejection": (TOKEN_WISE, sampled_chain, NUM_STEPS + 1),
     "block": (BLOCK, sampled_chain, NUM_STEPS + 1),
     "target only": (TARGET_ONLY, likeliest_tree, 3),
@@ -243,9 +243,10 @@ CASES = {
 def test_what_is_emitted_over_several_rounds_follows_the_law(case, seed):
     """20,000 draws. Public report: a draft's noise is used again for what replaces it, a bias (vLLM #54282)."""
     laws = random_laws(VOCAB, seed)
-    outputs, accepted = emitted(*CASES[case], laws, seed)
+    rule, propose, path_len = CASES[case]
+    outputs, accepted = emitted(rule, propose, path_len, laws, seed)
     assert least_p_value(outputs, joint(laws.target, NUM_TOKENS)) > LEAST_P_VALUE
-    if CASES[case][1] is sampled_chain:
+    if propose is sampled_chain:
         # At least the theory's overlap of each draft behind accepted ones, but for what 20,000 draws may miss.
         overlap = np.minimum(*laws)
         reached, expected = np.eye(VOCAB)[0], 0.0

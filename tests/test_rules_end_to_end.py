@@ -19,7 +19,7 @@ from tests.cases import DEVICE_TOKENS, MAX_LEN, NUM_ROWS, NUM_STEPS, cases, near
 from tests.plans import plan_of
 from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of, run
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "rejection": {"accept_rule": "rejection"},
     "block": {"accept_rule": "rejection", "block_verification": True},
     "target only": {"accept_rule": "target_only"},
@@ -83,15 +83,18 @@ class TestEachRule:
         assert 0 < engine.metrics.accepted < engine.metrics.proposed
 
 
-def test_the_plan_names_the_rule_and_how_its_drafts_are_drawn():
-    for settings, rule, noise in (
+@pytest.mark.parametrize(
+    ("settings", "rule", "noise"),
+    [
         ({}, COUPLED, Noise.SHARED),
         ({"shared_noise": False}, COUPLED, Noise.OWN),
         (SETTINGS["block"], Rejection(is_block=True), Noise.FRESH),
         ({"accept_rule": "target_only", "accept_threshold_acc": 0.5}, TargetOnly(threshold_acc=0.5), Noise.NONE),
-    ):
-        plan = plan_of("NGRAM", **settings)
-        assert (rule_for(plan), noise_for(plan)) == (rule, noise)
+    ],
+)
+def test_the_plan_names_the_rule_and_how_its_drafts_are_drawn(settings, rule, noise):
+    plan = plan_of("NGRAM", **settings)
+    assert (rule_for(plan), noise_for(plan)) == (rule, noise)
 
 
 def test_what_is_not_exact_is_called_so_in_the_metrics_and_in_sampled_output():

@@ -147,7 +147,7 @@ def test_sampling_values_of_a_wrong_type_are_refused(values):
 
 def test_what_is_asked_of_the_logits_becomes_pairs_and_tuples():
     params = SamplingParams(
-        logit_bias={7: 1, 3: np.float32(2)},
+        logit_bias={7: 1, 3: float(np.float32(2))},
         allowed_token_ids=range(3),
         bad_words_ids=[[1, 2], (3,), [1, 2]],
         logits_processors={"yours": (), "mine": [1]},

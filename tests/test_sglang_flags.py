@@ -1,5 +1,7 @@
 """SGLang's speculative flags: each is mapped, passes at its default, or is refused by name."""
 
+from typing import Any
+
 import pytest
 
 from jaxspec.config import SpecConfig
@@ -90,8 +92,9 @@ def test_refused_flags_pass_at_their_defaults(name, refused):
 def test_thresholds_below_one_are_the_lossy_rule(name):
     for value in (None, 1.0):
         assert SpecConfig.from_sglang(algorithm="NGRAM", **{name: value}) == SpecConfig(algorithm="NGRAM")
-    spec = SpecConfig.from_sglang(algorithm="NGRAM", **{name: 0.5})
-    assert spec == SpecConfig(algorithm="NGRAM", accept_rule="target_only", **{name: 0.5})
+    lossy: dict[str, Any] = {name: 0.5}
+    spec = SpecConfig.from_sglang(algorithm="NGRAM", **lossy)
+    assert spec == SpecConfig(algorithm="NGRAM", accept_rule="target_only", **lossy)
     for threshold in (0.0, 1.1, -0.1):
         with pytest.raises(ValueError, match=rf"{name}={threshold} must be above 0 and at most 1"):
             SpecConfig.from_sglang(algorithm="NGRAM", **{name: threshold})

@@ -47,10 +47,13 @@ class Scoring(NamedTuple):
     Attributes:
         window: a token sees so many tokens, itself included; None is all.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap); None leaves them.
+        value_dim: values are the first so many numbers of the keys, which are all that is cached (multi-head latent
+            attention with absorbed queries); None where values are arrays of their own.
     """
 
     window: int | None = None
     soft_cap: float | None = None
+    value_dim: int | None = None
 
 
 PLAIN_SCORING = Scoring()
@@ -72,8 +75,8 @@ class Block(NamedTuple):
         self,
         queries: jax.Array,
         keys: jax.Array,
-        values: jax.Array,
-        pool: tuple[jax.Array, jax.Array] | None,
+        values: jax.Array | None,
+        pool: tuple[jax.Array, ...] | None,
         layer: int | jax.Array,
         scale: float,
         *,
@@ -85,29 +88,33 @@ class Block(NamedTuple):
 
         Args:
             queries: [B, N, H, D]; H = K x G, query heads of one kv head are neighbours.
-            keys, values: [B, M, K, D], the earlier nodes' and the block's own.
-            pool: keys and values, each [L, pages, K, page_size, D].
+            keys, values: [B, M, K, D], the earlier nodes' and the block's own; values None with `scoring.value_dim`.
+            pool: keys and values, each [L, pages, K, page_size, D]; of keys alone with `scoring.value_dim`.
             layer: which layer of the pool.
             scale: factor on the scores.
             kernel: what computes it; None is `two_part_attention`.
-            scoring: window and soft cap.
+            scoring: what is static about the softmax.
             sinks: float32 [H], scores of a key that every query sees and that has no value.
 
         Returns:
-            [B, N, H, D] in the queries' dtype.
+            [B, N, H, D] in the queries' dtype; D is `scoring.value_dim` where that is set.
         """
         assert pool is not None, "a block has its prefix in pages"
         num_rows, num_nodes, num_heads, _ = queries.shape
         num_kv = keys.shape[2]
-        group = num_heads // num_kv
-        folded = (queries * scale).reshape(num_rows, num_nodes, num_kv, group, -1)
-        folded = folded.transpose(0, 2, 1, 3, 4).reshape(num_rows, num_kv, num_nodes * group, -1)
+        inputs = AttentionInputs(fold(queries * scale, num_kv), keys, values, pool, layer, self)
         if sinks is not None:
-            sinks = jnp.tile(sinks.reshape(num_kv, group), (1, num_nodes))
-        inputs = AttentionInputs(folded, keys, values, pool, layer, self, sinks)
+            inputs = inputs._replace(sinks=jnp.tile(sinks.reshape(num_kv, -1), (1, num_nodes)))
         out = (kernel or two_part_attention)(inputs, scoring)
-        out = out.reshape(num_rows, num_kv, num_nodes, group, -1).transpose(0, 2, 1, 3, 4)
+        out = out.reshape(num_rows, num_kv, num_nodes, num_heads // num_kv, -1).transpose(0, 2, 1, 3, 4)
         return out.reshape(num_rows, num_nodes, num_heads, -1)
+
+
+def fold(queries: jax.Array, num_kv: int) -> jax.Array:
+    """Queries [B, N, H, D] by kv head: [B, K, N x G, D], the node as the outer index."""
+    num_rows, num_nodes, num_heads, _ = queries.shape
+    by_head = queries.reshape(num_rows, num_nodes, num_kv, num_heads // num_kv, -1).transpose(0, 2, 1, 3, 4)
+    return by_head.reshape(num_rows, num_kv, num_nodes * num_heads // num_kv, -1)
 
 
 class AttentionInputs(NamedTuple):
@@ -115,8 +122,8 @@ class AttentionInputs(NamedTuple):
 
     queries: jax.Array  # [B, K, Q, D], already scaled; Q = nodes x query heads per kv head, the node as the outer index
     keys: jax.Array  # [B, M, K, D]
-    values: jax.Array  # [B, M, K, D]
-    pool: tuple[jax.Array, jax.Array]  # keys and values, each [L, pages, K, page_size, D]
+    values: jax.Array | None  # [B, M, K, D]; None where they are part of the keys
+    pool: tuple[jax.Array, ...]  # keys and, where there are any, values, each [L, pages, K, page_size, D]
     layer: int | jax.Array  # of the pool
     block: Block  # positions, prefix lengths, table and ancestors
     sinks: jax.Array | None = None  # float32 [K, Q]
@@ -143,7 +150,7 @@ class Partial(NamedTuple):
     """Unnormalised attention over some of the keys; `merge` joins two."""
 
     values: jax.Array  # float32 [B, K, Q, D], sum of exp(score - peak) * value
-    peak: jax.Array  # float32 [B, K, Q]
+    peak: jax.Array  # float32 [B, K, Q]; the log-sum-exp of the scores is peak + log(mass)
     mass: jax.Array  # float32 [B, K, Q], sum of exp(score - peak)
 
 
@@ -186,7 +193,8 @@ def partial_attention(scores: jax.Array, visible: jax.Array, values: jax.Array) 
 def prefix_attention(inputs: AttentionInputs, scoring: Scoring = PLAIN_SCORING) -> Partial:
     """Attends to committed pages alone; a row of length 0 gets mass 0."""
     queries, block = inputs.queries, inputs.block
-    key_pool, value_pool = inputs.pool
+    key_pool, value_pool = inputs.pool[0], inputs.pool[-1]
+    value_dim = scoring.value_dim or value_pool.shape[-1]
     page_size = key_pool.shape[3]
     step_pages = max(1, PREFIX_BLOCK // page_size)
     step_len = step_pages * page_size
@@ -204,9 +212,11 @@ def prefix_attention(inputs: AttentionInputs, scoring: Scoring = PLAIN_SCORING) 
         pages = jax.lax.dynamic_slice_in_dim(table, step * step_pages, step_pages, axis=1)
         places = step * step_len + jnp.arange(step_len)
         visible = places < block.prefix_len[:, None]
+        keys = read(key_pool, pages)
+        values = read(value_pool, pages) if scoring.value_dim is None else keys[..., :value_dim]
         # Pages beyond the length may hold anything, and 0 * NaN is NaN.
-        values = jnp.where(visible[:, None, :, None], read(value_pool, pages), 0)
-        scores = jnp.einsum("bkqd,bksd->bkqs", queries, read(key_pool, pages), preferred_element_type=jnp.float32)
+        values = jnp.where(visible[:, None, :, None], values, 0)
+        scores = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32)
         visible = visible[:, None, None, :]
         if scoring.window is not None:
             visible &= places > positions - scoring.window
@@ -214,7 +224,7 @@ def prefix_attention(inputs: AttentionInputs, scoring: Scoring = PLAIN_SCORING) 
 
     shape = (num_rows, num_kv, num_queries)
     empty = Partial(
-        jnp.zeros((*shape, value_pool.shape[-1]), jnp.float32),
+        jnp.zeros((*shape, value_dim), jnp.float32),
         jnp.full(shape, MASKED, jnp.float32),
         jnp.zeros(shape, jnp.float32),
     )
@@ -233,7 +243,8 @@ def walk_range(block: Block, step_len: int, window: int | None) -> tuple[jax.Arr
 
 def block_attention(inputs: AttentionInputs, scoring: Scoring = PLAIN_SCORING) -> Partial:
     """Attends to the block's own nodes, and those before it that are not committed."""
-    queries, keys, values, block = inputs.queries, inputs.keys, inputs.values, inputs.block
+    queries, keys, block = inputs.queries, inputs.keys, inputs.block
+    values = keys[..., : scoring.value_dim] if inputs.values is None else inputs.values
     num_nodes, num_keys = block.positions.shape[1], keys.shape[1]
     if block.ancestors is None:
         visible = jnp.tril(jnp.ones((1, num_nodes, num_keys), bool), num_keys - num_nodes)

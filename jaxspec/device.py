@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec.kv_cache import CacheSizes
+
 # Bytes for the KV pools on the CPU, where memory is shared with everything else.
 CPU_POOL_BYTES = 1 << 30
 # Share of an accelerator's memory for weights and pools; the rest is for activations and compiled code.
@@ -43,10 +45,18 @@ def default_scan_layers() -> bool:
 
 def bytes_per_token(models: Sequence[tuple[type[Any], Any]], dtype: str, backend: str) -> int:
     """Bytes that one token takes in the caches of all the models, each given as its class and its config."""
+    return _cache_bytes(models, CacheSizes(1, 1, 0, jnp.dtype(dtype), backend))
+
+
+def bytes_per_row(models: Sequence[tuple[type[Any], Any]], dtype: str) -> int:
+    """Bytes that one row takes in them whatever its length: the states of recurrent layers."""
+    return _cache_bytes(models, CacheSizes(0, 1, 1, jnp.dtype(dtype)))
+
+
+def _cache_bytes(models: Sequence[tuple[type[Any], Any]], sizes: CacheSizes) -> int:
     total = 0
-    sizes = {"num_pages": 1, "page_size": 1, "dtype": jnp.dtype(dtype), "backend": backend}
     for kind, config in models:
-        caches = jax.eval_shape(lambda c=config, k=kind: k.init_cache(c, **sizes))
+        caches = jax.eval_shape(lambda c=config, k=kind: k.init_cache(c, sizes))
         total += sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(caches))
     return total
 

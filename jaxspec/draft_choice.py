@@ -154,6 +154,28 @@ def _check_tokenizer(
         notes.append(Note("draft_vocab_size", draft.vocab_size, common, reason))
 
 
+def check_recurrent(spec: SpecConfig, is_tree: bool, target: TargetInfo, drafts: Collection[DraftInfo | None]) -> None:
+    """Raises ValueError for what a recurrent state cannot do.
+
+    It has one past: nodes of a tree with several would need one state each. And a draft model of its own is fed the
+    bonus token ahead of the target and again after the verdict, which a state would take in twice.
+    """
+    if target.has_recurrent_state and is_tree:
+        form = (
+            "merge" if spec.merge is not None else "static_tree" if spec.static_tree is not None else "eagle_topk > 1"
+        )
+        raise ValueError(
+            f"{target.architecture} has layers with a recurrent state, which verify chains and no trees, and {form} "
+            "drafts a tree; set eagle_topk=1, and neither static_tree nor merge."
+        )
+    for draft in drafts:
+        if draft is not None and draft.has_recurrent_state:
+            raise ValueError(
+                f"a draft model of {draft.architecture} has layers with a recurrent state: not supported; set a draft "
+                "model without, NEXTN for a target with its own draft head, or NGRAM."
+            )
+
+
 def check_topk(spec: SpecConfig, algorithm: str, topk: int, target: TargetInfo, draft: DraftInfo | None) -> None:
     """Raises ValueError where a node cannot have `topk` children, as there are fewer tokens to choose from.
 

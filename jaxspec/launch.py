@@ -13,6 +13,7 @@ from jaxspec.attention_choice import automatic_backend
 from jaxspec.config import EngineConfig, SpecConfig
 from jaxspec.cpu.register import why_not
 from jaxspec.device import (
+    bytes_per_row,
     check_pool_fits,
     default_dtype,
     default_pool_tokens,
@@ -26,8 +27,8 @@ from jaxspec.draft.merged import Merged
 from jaxspec.draft.shape import StaticTree, TreeShape
 from jaxspec.engine import Engine
 from jaxspec.loading.checkpoint import Checkpoint, open_checkpoint
-from jaxspec.loading.drafts import DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
-from jaxspec.plan import Note, SpecPlan, TargetInfo
+from jaxspec.loading.drafts import DRAFT_SOURCES, OWN_DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
+from jaxspec.plan import Note, SpecPlan
 from jaxspec.resolve import resolve
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.sizes import num_rows
@@ -133,7 +134,10 @@ def _open_drafts(
     """The draft checkpoints as the methods read them; where a method has no use for one, `resolve` says so."""
 
     def open_(algorithm: str | None, model: str | os.PathLike[str] | None) -> DraftSource | None:
-        if model is None or algorithm not in DRAFT_SOURCES:
+        if model is None:
+            find_own = OWN_DRAFT_SOURCES.get(algorithm or "")
+            return None if find_own is None else find_own(target)
+        if algorithm not in DRAFT_SOURCES:
             return None
         opened = stack.enter_context(open_checkpoint(model))
         return DRAFT_SOURCES[algorithm](opened, target.config, with_tokenizer=with_tokenizer)
@@ -157,25 +161,15 @@ def _resolve(
     most = num_rows(settings) * min(settings.max_model_len or target.config.max_position, target.config.max_position)
     # What the plan falls back to, if it does, takes no more.
     backend = automatic_backend(platform()) if settings.attention_backend == "auto" else settings.attention_backend
-    pool_tokens = settings.max_total_tokens or default_pool_tokens(
-        [source.model for source in sources],
-        dtype,
-        backend,
-        sum(weight_bytes(source.checkpoint, dtype) for source in sources),
-        most,
-    )
-    config = target.config
+    models = [source.model for source in sources]
+    checkpoints = {id(source.checkpoint): source.checkpoint for source in sources}  # a draft may be in the target's
+    taken = sum(weight_bytes(checkpoint, dtype) for checkpoint in checkpoints.values())
+    taken += num_rows(settings) * bytes_per_row(models, dtype)
+    pool_tokens = settings.max_total_tokens or default_pool_tokens(models, dtype, backend, taken, most)
     return resolve(
         spec,
         settings,
-        TargetInfo(
-            architecture=config.architecture,
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_layers,
-            max_position=config.max_position,
-            tokenizer_hash=target.fingerprint,
-        ),
+        target.target_info,
         draft,
         env,
         merge_draft=merge_draft,

@@ -47,6 +47,7 @@ class TargetInfo:
         max_position: tokens of context the model was built for.
         num_mtp_layers: layers of the model's own draft head (multi-token prediction); 0 is none.
         tokenizer_hash: fingerprint of the tokenizer's table, None where there is no tokenizer.
+        has_recurrent_state: layers keep one state for all tokens so far, which has one past.
     """
 
     architecture: str
@@ -56,6 +57,7 @@ class TargetInfo:
     max_position: int
     num_mtp_layers: int = 0
     tokenizer_hash: str | None = None
+    has_recurrent_state: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,7 @@ class DraftInfo:
     max_position: int | None
     tokenizer_hash: str | None = None
     draft_vocab: int | None = None
+    has_recurrent_state: bool = False
 
     @property
     def num_tokens(self) -> int:

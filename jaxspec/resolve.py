@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jaxspec.attention_choice import AttentionNeeds, choose_backend
 from jaxspec.config import EngineConfig, SpecConfig
-from jaxspec.draft_choice import KNOWN_ALGORITHMS, check_topk, choose_algorithm, inspect_draft
+from jaxspec.draft_choice import KNOWN_ALGORITHMS, check_recurrent, check_topk, choose_algorithm, inspect_draft
 from jaxspec.environment import is_on
 from jaxspec.merge_choice import MERGED_NAMES, Merge, choose_merge, merged_shape, second_method
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
@@ -139,6 +139,7 @@ def _resolve(given: _Given) -> SpecPlan:
             inspect_draft(second, given.engine, given.target, given.merge_draft, length, given.notes, MERGED_NAMES)
             merge = choose_merge(second, settings.merge_num_steps, length, given.notes)
             shape = merged_shape(settings, shape, merge.merge_num_steps, given.notes)
+        check_recurrent(settings, _is_tree(settings, shape), given.target, (given.draft, given.merge_draft))
         rounds_in_flight = _rounds_in_flight(given, settings, shape)
         _note_what_has_no_effect(given, settings, shape)
     elif rounds_in_flight and not allows_v2(given.env):

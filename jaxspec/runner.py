@@ -60,7 +60,11 @@ class Runner:
         shape, program = self.shape, self.program
         pool = CacheShape(shape.num_rows, shape.num_pages, shape.page_size, shape.dtype, shape.attention_backend)
         caches = program.target.init_cache(
-            num_pages=pool.num_pages, page_size=pool.page_size, dtype=pool.dtype, backend=pool.attention_backend
+            num_pages=pool.num_pages,
+            page_size=pool.page_size,
+            num_rows=pool.num_rows,
+            dtype=pool.dtype,
+            backend=pool.attention_backend,
         )
         draft = program.draft.init(pool)
         return State(Rows.zeros(shape.num_rows, shape.max_model_len, shape.num_stop_ids), caches, draft)

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from jaxspec.attention import Block
 from jaxspec.draft.base import DraftMethod, Observation
-from jaxspec.kv_cache import Accepted, wait_for
+from jaxspec.kv_cache import Accepted, put_caches, take_caches, wait_for
 from jaxspec.models.network import Network
 from jaxspec.sampling import draw, token_logprobs
 from jaxspec.simulation import simulated_draws, simulated_tree
-from jaxspec.state import Rows, Sampling, State, put, take
+from jaxspec.state import DraftState, Rows, Sampling, State, put, take
 from jaxspec.tree import DraftTree, ancestor_mask, node_depths, pack_bits
 from jaxspec.verify import Verdict, Walk, accept, advance, clip_walk
 
@@ -144,16 +144,18 @@ def _along(path: jax.Array, nodes: jax.Array) -> jax.Array:
 
 
 def _take_rows(state: State, row_ids: jax.Array) -> State:
-    """The state seen by a dispatch: its rows, and the shared caches whole."""
+    """The state seen by a dispatch: its rows, and of the caches what they share whole."""
     rows = take(state.rows, row_ids)
     rows = rows._replace(active=rows.active & (row_ids < state.rows.active.shape[0]))
-    return State(rows, state.caches, state.draft._replace(carry=take(state.draft.carry, row_ids)))
+    draft = DraftState(take_caches(state.draft.caches, row_ids), take(state.draft.carry, row_ids))
+    return State(rows, take_caches(state.caches, row_ids), draft)
 
 
 def _put_rows(state: State, row_ids: jax.Array, local: State) -> State:
     """Undoes `_take_rows`."""
-    carry = put(state.draft.carry, row_ids, local.draft.carry)
-    return State(put(state.rows, row_ids, local.rows), local.caches, local.draft._replace(carry=carry))
+    caches = put_caches(state.draft.caches, row_ids, local.draft.caches)
+    draft = DraftState(caches, put(state.draft.carry, row_ids, local.draft.carry))
+    return State(put(state.rows, row_ids, local.rows), put_caches(state.caches, row_ids, local.caches), draft)
 
 
 def decode_step(

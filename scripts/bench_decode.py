@@ -2,13 +2,14 @@ r"""Decoding speed: plain against speculative, v1 against v2, several batch size
 
     .venv/bin/python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --batch-sizes 1,8
     .venv/bin/python scripts/bench_decode.py --model smollm2 --speculative-algorithm NGRAM --variants plain,v1,v2,r4 \
-        --prompts questions.jsonl --field question --compare-hf
+        --prompts questions.jsonl --field question
 
 Variants: plain, plain-v1 and plain-r4 decode without speculation; v1, v2 and r4 with it. v1 waits for each round, v2
 overlaps one, rN is v2 with N rounds a dispatch; plain is plain-v2. v2:5x4x8 drafts trees of num_steps=5, eagle_topk=4
-and num_draft_tokens=8, v2:3x1x4 a chain. All variants answer the same prompts with the same
-number of tokens (stop tokens are banned until then). They take turns, in an order that is turned round at every repeat,
-and ratios are medians of ratios within a repeat, so that a machine that gets slower does not favour anyone.
+and num_draft_tokens=8, v2:3x1x4 a chain; plain@int8 and v2:3x1x4@int8 store weights in int8. All variants answer the
+same prompts with the same number of tokens (stop tokens are banned until then). They take turns, in an order that is
+turned round at every repeat, and ratios are medians of ratios within a repeat, so that a machine that gets slower does
+not favour anyone.
 
 Decode tokens/s count the time and the tokens after the last row of a batch has its first token: loading, compilation
 and prefill are not in it. "with prefill" counts from the first request to the last token. Every variant holds its own
@@ -33,11 +34,11 @@ import jaxspec
 from bench_inputs import DEFAULT_FIELD, FIXED_LENGTH, REFUSED, check_budget, check_rows, check_variants, read_prompts
 from bench_variants import Batch, JaxspecVariant, Measured, Variant
 from fitting import fit
-from jaxspec import cli
+from jaxspec import EngineConfig, SamplingParams, SpecConfig, cli
 from report import device_name, make_console, number, plan_values, simulation_mark
 
-# A variant's speed is given relative to these, where they run too.
-REFERENCES = ("plain", "v1", "hf")
+# What a variant's speed is given relative to.
+REFERENCES = ("plain", "v1")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,19 +49,10 @@ def main(argv: list[str] | None = None) -> int:
     params = check_budget(params)
     settings = check_variants(args, spec, engine)
     texts = read_prompts(args)
-    if args.compare_hf:
-        import hf_baseline  # torch is installed for this flag only
-
-        hf_baseline.check_params(params)
     variants: dict[str, Variant] = {}
     try:
-        for name, (variant_spec, variant_engine) in settings.items():
-            _progress(f"loading {name}")
-            variants[name] = JaxspecVariant(jaxspec.LLM(args.model, spec=variant_spec, engine=variant_engine), params)
+        load(variants, args.model, settings, params)
         prompts = encode(first_llm(variants), texts, raw=args.raw)
-        if args.compare_hf:
-            _progress("loading hf")
-            variants["hf"] = hf_baseline.HuggingFaceVariant(args.model, params, dtype=first_llm(variants).plan.dtype)
         results = [measure(variants, prompts, size, args.repeats) for size in args.batch_sizes]
         report = describe(args, variants, prompts, results)
     finally:
@@ -69,6 +61,18 @@ def main(argv: list[str] | None = None) -> int:
     print_tables(report)
     print(json.dumps(report, ensure_ascii=False))
     return 0
+
+
+def load(
+    variants: dict[str, Variant],
+    model: str,
+    settings: dict[str, tuple[SpecConfig | None, EngineConfig]],
+    params: SamplingParams,
+) -> None:
+    """Adds an engine for each variant's settings; those that were loaded are there even if a later one fails."""
+    for name, (spec, engine) in settings.items():
+        progress(f"loading {name}")
+        variants[name] = JaxspecVariant(jaxspec.LLM(model, spec=spec, engine=engine), params)
 
 
 def encode(llm: "jaxspec.LLM", texts: Sequence[str], *, raw: bool) -> list[list[int]]:
@@ -84,8 +88,17 @@ def first_llm(variants: dict[str, Variant]) -> "jaxspec.LLM":
     return next(variant.llm for variant in variants.values() if isinstance(variant, JaxspecVariant))
 
 
-def measure(variants: dict[str, Variant], prompts: list[list[int]], batch_size: int, repeats: int) -> dict[str, Any]:
-    """Runs all prompts through all variants, `repeats` times in turns, and returns the medians."""
+def measure(
+    variants: dict[str, Variant],
+    prompts: list[list[int]],
+    batch_size: int,
+    repeats: int,
+    references: Sequence[str] = REFERENCES,
+) -> dict[str, Any]:
+    """Runs all prompts through all variants, `repeats` times in turns, and returns the medians.
+
+    A variant's speed is given relative to the `references`, where they run too.
+    """
     batches: list[Batch] = [prompts[i : i + batch_size] for i in range(0, len(prompts), batch_size)]
     for variant in variants.values():
         variant.run(batches[0])  # not timed: first touches of caches and memory
@@ -98,17 +111,19 @@ def measure(variants: dict[str, Variant], prompts: list[list[int]], batch_size: 
                     f"{name} was done before a round could be timed (batch {batch_size}); set --max-new-tokens higher."
                 )
             runs[name].append(run)
-            _progress(
+            progress(
                 f"batch {batch_size}, repeat {repeat + 1} of {repeats}, {name}: "
                 f"{run.decode_rate:.1f} tokens/s without prefill"
             )
+    references = [name for name in references if name in variants]
     return {
         "batch_size": batch_size,
-        "variants": {name: _medians(name, runs) for name in variants},
+        "references": references,
+        "variants": {name: _medians(name, runs, references) for name in variants},
     }
 
 
-def _medians(name: str, runs: dict[str, list[Measured]]) -> dict[str, Any]:
+def _medians(name: str, runs: dict[str, list[Measured]], references: Sequence[str]) -> dict[str, Any]:
     mine, reference = runs[name], next(iter(runs.values()))
     rates = [run.decode_rate for run in mine]
     pairs = zip(mine[0].tokens, reference[0].tokens, strict=True)
@@ -120,8 +135,8 @@ def _medians(name: str, runs: dict[str, list[Measured]]) -> dict[str, Any]:
         "round_ms_without_prefill": statistics.median(run.round_ms for run in mine),
         "ratios_without_prefill": {
             other: statistics.median(a.decode_rate / b.decode_rate for a, b in zip(mine, runs[other], strict=True))
-            for other in REFERENCES
-            if other in runs and other != name
+            for other in references
+            if other != name
         },
         "prompts_with_the_first_variants_tokens": sum(a == b for a, b in pairs),
     }
@@ -163,7 +178,7 @@ def print_tables(report: dict[str, Any]) -> None:
         title = f"{report['model']}, {report['dtype']}, batch {result['batch_size']}, on {report['device']}"
         if "SIMULATED" in report:
             title = f"SIMULATED acceptance: {title}"
-        references = [name for name in REFERENCES if name in result["variants"]]
+        references = result["references"]
         table = Table(title=escape(title), title_justify="left")
         table.add_column("variant")
         headings = ["tok/s", "min-max", "+prefill", "accept", "ms/round", "same"]
@@ -189,23 +204,23 @@ def print_tables(report: dict[str, Any]) -> None:
     )
 
 
-def _progress(text: str) -> None:
+def progress(text: str) -> None:
+    """Says on stderr what goes on."""
     print(text, file=sys.stderr, flush=True)
 
 
-def _sizes(text: str) -> list[int]:
+def batch_sizes(text: str) -> list[int]:
+    """Reads `1,8`."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} must be numbers from 1 up, as in 1,8")
     return sorted({int(part) for part in parts})
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = cli.build_parser(__doc__)
-    parser.usage = "%(prog)s [flags]"
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds what every benchmark of decoding takes."""
     bench = parser.add_argument_group("benchmark")
-    bench.add_argument("--batch-sizes", type=_sizes, default=[1, 8], metavar="LIST", help="default: 1,8")
+    bench.add_argument("--batch-sizes", type=batch_sizes, default=[1, 8], metavar="LIST", help="default: 1,8")
     bench.add_argument("--variants", type=lambda text: text.split(","), default=None, metavar="LIST", help="see above")
     bench.add_argument(
         "--repeats", type=cli.count, metavar="N", default=3, help="timed runs of each variant; default: 3"
@@ -214,12 +229,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     bench.add_argument("--field", default=DEFAULT_FIELD, help=f"the field of --prompts; default: {DEFAULT_FIELD}")
     bench.add_argument("--num-prompts", type=cli.count, metavar="N", help="default: the largest batch size")
     bench.add_argument("--raw", action="store_true", help="do not put the prompts into the chat template")
-    bench.add_argument("--compare-hf", action="store_true", help="measure Hugging Face's generate on torch as well")
     cli.add_model_flags(parser, default="smollm2")
     cli.add_engine_flags(parser, REFUSED)
     cli.add_spec_flags(parser)
     cli.add_simulation_flag(parser)
     cli.add_sampling_flags(parser, FIXED_LENGTH, temperature=0.0, seed=0)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = cli.build_parser(__doc__)
+    parser.usage = "%(prog)s [flags]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_flags(parser)
     args = parser.parse_args(argv)
     if args.variants is None:
         args.variants = ["plain"] if cli.spec_config(args) is None else ["plain", "v1", "v2"]

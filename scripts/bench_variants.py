@@ -1,4 +1,4 @@
-"""What `bench_decode.py` measures: one way to answer a batch of prompts, and what a run of it took."""
+"""What the benchmarks of decoding measure: one way to answer a batch of prompts, and what a run of it took."""
 
 import dataclasses
 import time
@@ -70,14 +70,18 @@ class Variant(Protocol):
 
 
 def parse_variant(name: str, spec: SpecConfig | None, engine: EngineConfig) -> tuple[SpecConfig | None, EngineConfig]:
-    """The settings of a variant: [plain-](v1 | v2 | rN)[:SxKxN], where plain alone is plain-v2.
+    """The settings of a variant: [plain-](v1 | v2 | rN)[:SxKxN][@DTYPE], where plain alone is plain-v2.
 
-    SxKxN are num_steps, eagle_topk and num_draft_tokens; a tree runs on the schedule that is named.
+    SxKxN are num_steps, eagle_topk and num_draft_tokens; a tree runs on the schedule that is named. DTYPE is what its
+    weights are stored as.
 
     Raises:
         ValueError: the name is none of these, or it speculates and `spec` is None.
     """
     whole = name
+    name, _, weight_dtype = name.partition("@")
+    if weight_dtype:
+        engine = dataclasses.replace(engine, weight_dtype=weight_dtype)
     name, _, shape = name.partition(":")
     if shape and (spec is None or name.startswith("plain")):
         raise ValueError(

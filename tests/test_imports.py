@@ -29,7 +29,14 @@ MACHINE = [
     "tile",
     "words",
 ]
-PLAIN = ("models.config", "draft.shape", *(f"cpu.{name}" for name in MACHINE))
+PLAIN = (
+    "models.config",
+    "models.own_draft",
+    "models.parts",
+    "models.tensor_names",
+    "draft.shape",
+    *(f"cpu.{name}" for name in MACHINE),
+)
 MAY_LOAD = ("engine", "launch", "llm", "loading", "tokenizer", "training")
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
@@ -124,7 +131,9 @@ def test_loading_is_imported_by_few(module):
 def test_the_model_config_is_plain():
     if "models.config" in MODULES:
         assert SIDES["models.config"] == "host"
-        assert inner_modules("models.config") <= {"models.fields"}
+        plain = {f"models.{name}" for name in ("families", "fields", "own_draft", "parts", "rope_config")}
+        assert inner_modules("models.config") <= plain
+        assert all(SIDES[name] == "host" and inner_modules(name) <= plain for name in plain)
         assert not inner_modules("models.fields")
 
 

@@ -21,6 +21,8 @@ def attend_to_block(inputs: AttentionInputs, scoring: Scoring) -> jax.Array:
     num_rows, num_kv, num_queries, width = queries.shape
     if scoring != PLAIN_SCORING or sinks is not None:
         return two_part_attention(inputs, scoring)
+    assert values is not None, "values are a part of the keys only where the scoring says so"
+    key_pool, value_pool = pool
     num_nodes, num_keys = block.positions.shape[1], keys.shape[1]
     visible = block.ancestors
     if visible is None:
@@ -29,7 +31,7 @@ def attend_to_block(inputs: AttentionInputs, scoring: Scoring) -> jax.Array:
     unfolded = queries.reshape(num_rows, num_kv, num_nodes, -1, width).transpose(0, 2, 1, 3, 4)
     out = attend(
         unfolded.reshape(num_rows, num_nodes, -1, width),
-        *(keys, values, pool, layer),
+        *(keys, values, (key_pool, value_pool), layer),
         table=block.table,
         prefix_len=block.prefix_len,
         visible=visible,

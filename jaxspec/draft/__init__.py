@@ -17,6 +17,7 @@ DRAFTS: dict[str, Callable[[DraftSettings, Network | None, int], DraftMethod]] =
     "STANDALONE": Standalone.create,
     "EAGLE": Feature.create,
     "EAGLE3": Feature.create,
+    "NEXTN": Feature.create,
 }
 
 __all__ = ["DRAFTS", "DraftMethod"]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxspec.draft.base import CacheShape, Observation
 from jaxspec.draft.grow import Children, Frontier, Level, best_children, grow
 from jaxspec.draft.shape import Shaped, TreeShape
-from jaxspec.kv_cache import PagedKV
+from jaxspec.kv_cache import Cache
 from jaxspec.models.network import Network
 from jaxspec.sampling import perturb
 from jaxspec.state import Rows
@@ -28,10 +28,11 @@ class TreeDraft(Shaped):
     shape: TreeShape
     shared_noise: bool = dataclasses.field(default=True, kw_only=True)
 
-    def empty_caches(self, shape: CacheShape) -> tuple[PagedKV, ...]:
+    def empty_caches(self, shape: CacheShape) -> tuple[Cache, ...]:
         return self.network.init_cache(
             num_pages=shape.num_pages,
             page_size=shape.page_size,
+            num_rows=shape.num_rows,
             dtype=shape.dtype,
             backend=shape.attention_backend,
         )

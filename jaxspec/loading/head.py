@@ -12,9 +12,10 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxspec.cpu.panels import Panels
 from jaxspec.loading.checkpoint import Checkpoint
+from jaxspec.loading.dequantised import refuse_quantised
 from jaxspec.loading.head_config import is_speculators, read_head_config
 from jaxspec.loading.head_vocab import read_target_ids
-from jaxspec.loading.load import LeafPath, fill_module, refuse_quantised
+from jaxspec.loading.load import LeafPath, fill_module
 from jaxspec.models.config import ModelConfig
 from jaxspec.models.heads import Head, HeadConfig
 from jaxspec.models.network import Network
@@ -90,7 +91,7 @@ def load_head(
     given: dict[LeafPath, jax.Array | Panels] = {}
     for name in ("embed_tokens", "lm_head"):
         if f"{name}.weight" in places and f"{name}.weight" not in file.stored:
-            given[places.pop(f"{name}.weight").path] = _of_target(target, target_leaves, name)
+            given[places.pop(f"{name}.weight").path] = of_target(target, target_leaves, name)
     if file.target_ids is not None:
         given[("target_ids",)] = jnp.asarray(file.target_ids, device=device)
     filled = fill_module(
@@ -106,7 +107,7 @@ def load_head(
     return Network(config, Head, filled.graphdef, filled.treedef), filled.leaves
 
 
-def _of_target(target: Network, leaves: tuple[jax.Array, ...], name: str) -> jax.Array | Panels:
+def of_target(target: Network, leaves: tuple[jax.Array, ...], name: str) -> jax.Array | Panels:
     """The target's array; a tied target has one for both."""
     state = dict(nnx.to_flat_state(jax.tree.unflatten(target.treedef, leaves)))
     return state[(name,) if (name,) in state else ("embed_tokens",)].get_value()

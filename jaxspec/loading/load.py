@@ -15,8 +15,10 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxspec.cpu.panels import Panels
 from jaxspec.loading.checkpoint import Checkpoint
+from jaxspec.loading.dequantised import dequantised, refuse_quantised
+from jaxspec.loading.names import stored_by_name, unread_names
 from jaxspec.models import MODELS, ModelConfig
-from jaxspec.models.decoder import Source
+from jaxspec.models.tensor_names import Source
 from jaxspec.models.weights import pack_weights
 
 _MODEL_DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
@@ -69,13 +71,16 @@ def load_model(
             another shape than the config says; the error lists their names.
     """
     config = ModelConfig.from_hf(checkpoint.config)
+    checkpoint = dequantised(checkpoint)
     model_class = MODELS[config.architecture]
+    stored = stored_by_name(checkpoint)
+    places = model_class.tensor_map(config, scan_layers, stored)
     filled = fill_module(
         checkpoint,
         lambda dtype: model_class(config, dtype=dtype, scan_layers=scan_layers, rngs=None),
-        model_class.tensor_map(config, scan_layers),
+        {stored.get(name, name): place for name, place in places.items()},
         dtype=dtype,
-        ignored=model_class.ignored(config),
+        ignored=(*model_class.ignored(config), *unread_names(stored, config)),
         device=device,
         panel_dtype=panel_dtype,
     )
@@ -123,14 +128,6 @@ def fill_module(
     return FilledModule(graphdef, treedef, tuple(leaves))
 
 
-def refuse_quantised(checkpoint: Checkpoint) -> None:
-    """Raises ValueError where the config says that weights are quantised."""
-    for part in (checkpoint.config, checkpoint.config.get("text_config") or {}):
-        if quantised := part.get("quantization_config"):
-            method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-            raise ValueError(f"{checkpoint.path} is quantised ({method}): not supported; use the unquantised weights.")
-
-
 def _check_tensors(
     checkpoint: Checkpoint, sources: Mapping[str, Source], targets: Mapping[LeafPath, Any], ignored: Sequence[str]
 ) -> None:
@@ -161,8 +158,11 @@ def _some(names: list[str]) -> str:
 
 def _stored_shape(source: Source, leaf_shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that the checkpoint should have for a leaf, or for its part of a stacked one."""
-    shape = leaf_shape if source.layer is None else leaf_shape[1:]
-    return shape[::-1] if source.transpose else shape
+    shape = leaf_shape[len(source.index) :]
+    if source.columns is not None:
+        first, end = source.columns
+        shape = (*shape[:-1], end - first)
+    return (*shape[:-2], shape[-1], shape[-2]) if source.transpose else shape
 
 
 def _fill(
@@ -182,13 +182,14 @@ def _fill(
             raise ValueError(f"{checkpoint.path}: tensor {name} is stored as {stored.dtype.name}, not as plain floats.")
         # float64 is narrowed here: JAX would do it with a warning.
         value = jax.device_put(stored.astype(np.float32) if stored.dtype == np.float64 else stored, device)
-        if source.layer is None:
-            filled[source.path] = _convert(value, dtype=leaf.dtype, transpose=source.transpose)
-        else:
+        if source.index or source.columns:
             stack = filled.pop(source.path, None)
             if stack is None:
                 stack = jnp.zeros(leaf.shape, leaf.dtype, device=device)
-            filled[source.path] = _write_row(stack, value, source.layer, transpose=source.transpose)
+            column = source.columns[0] if source.columns else 0
+            filled[source.path] = _write_part(stack, value, source.index, column, transpose=source.transpose)
+        else:
+            filled[source.path] = _convert(value, dtype=leaf.dtype, transpose=source.transpose)
         # Without waiting, tensors would queue up in memory faster than the device takes them.
         jax.block_until_ready(filled[source.path])
     return filled
@@ -197,11 +198,14 @@ def _fill(
 @functools.partial(jax.jit, static_argnames=("dtype", "transpose"))
 def _convert(value: jax.Array, *, dtype: jnp.dtype, transpose: bool) -> jax.Array:
     """A copy: on the CPU `value` may be the mapped file itself."""
-    return jnp.array(value.T if transpose else value, dtype, copy=True)
+    return jnp.array(jnp.swapaxes(value, -1, -2) if transpose else value, dtype, copy=True)
 
 
 @functools.partial(jax.jit, static_argnames=("transpose",), donate_argnames=("stack",))
-def _write_row(stack: jax.Array, value: jax.Array, row: int, *, transpose: bool) -> jax.Array:
-    """stack[row] = value, in place."""
-    value = (value.T if transpose else value).astype(stack.dtype)
-    return jax.lax.dynamic_update_index_in_dim(stack, value, row, 0)
+def _write_part(
+    stack: jax.Array, value: jax.Array, index: tuple[int, ...], column: int, *, transpose: bool
+) -> jax.Array:
+    """stack[*index, ..., column:] = value, in place."""
+    value = (jnp.swapaxes(value, -1, -2) if transpose else value).astype(stack.dtype)
+    start = (*index, *[0] * (value.ndim - 1), column)
+    return jax.lax.dynamic_update_slice(stack, value.reshape((1,) * len(index) + value.shape), start)

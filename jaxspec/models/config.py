@@ -1,78 +1,23 @@
 """The settings of one model, read from a Hugging Face `config.json` in either wording. Imports no jax."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxspec.models.fields import read_names, read_number, read_object, read_optional, read_switch, read_text
+from jaxspec.models.families import FAMILIES
+from jaxspec.models.fields import read_names, read_number, read_object, read_switch, read_text
+from jaxspec.models.parts import MIXERS, MLPS, DeltaConfig, ExpertsConfig, LatentConfig, LayerKind
+from jaxspec.models.rope_config import RopeConfig, read_rope
+
+__all__ = ["ARCHITECTURE_OF_MODEL_TYPE", "KNOWN_ARCHITECTURES", "ModelConfig", "RopeConfig"]
 
 # The keys of `jaxspec.models.MODELS`; kept here so that host files can read the names without importing jax.
-KNOWN_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+KNOWN_ARCHITECTURES = tuple(FAMILIES)
 # What a config.json without "architectures" means.
-ARCHITECTURE_OF_MODEL_TYPE = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+ARCHITECTURE_OF_MODEL_TYPE = {kind: name for name, family in FAMILIES.items() for kind in family.model_types}
+_TEXT_MODEL_OF = {alias: name for name, family in FAMILIES.items() for alias in family.aliases}
 MAX_LAYERS = 1024  # far above any model: more is a damaged file
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding; half-split (rotate-half) order, over the whole head.
-
-    Attributes:
-        theta: base of the frequencies.
-        kind: one of `ROPE_KINDS`; fields that a kind does not use keep their defaults, so that equals compare equal.
-        factor: how many times longer the context becomes (linear, llama3, yarn).
-        original_max_position: context length before the scaling (llama3, yarn), else None.
-        low_freq_factor: llama3: wavelengths above original_max_position / low_freq_factor are divided by factor.
-        high_freq_factor: llama3: wavelengths below original_max_position / high_freq_factor are kept.
-        attention_factor: yarn: what cos and sin are multiplied by; None derives it, see `cos_sin_scale`.
-        beta_fast: yarn: rotations over the original context from which a frequency is kept.
-        beta_slow: yarn: rotations below which a frequency is divided by factor.
-        mscale: yarn: numerator of the derived attention factor, None if not given.
-        mscale_all_dim: yarn: denominator of the derived attention factor, None if not given.
-        truncate: yarn: the ends of the ramp are rounded to whole dimensions.
-    """
-
-    theta: float = 10000.0
-    kind: str = "default"
-    factor: float = 1.0
-    original_max_position: int | None = None
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool = True
-
-    def __post_init__(self):
-        if self.kind not in ROPE_KINDS:
-            raise ValueError(f"rope type {self.kind!r} is not supported; the known types are {', '.join(ROPE_KINDS)}.")
-        if self.theta <= 0 or self.factor <= 0:
-            raise ValueError(f"rope theta={self.theta} and factor={self.factor} must be above 0.")
-        if self.kind in ("llama3", "yarn") and not self.original_max_position:
-            raise ValueError(f"rope type {self.kind!r} needs original_max_position; got {self.original_max_position}.")
-        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
-            raise ValueError(
-                f"rope high_freq_factor={self.high_freq_factor} must be above low_freq_factor={self.low_freq_factor}."
-            )
-
-    @property
-    def cos_sin_scale(self) -> float:
-        """What cos and sin are multiplied by: 1 unless the kind is yarn."""
-        if self.kind != "yarn":
-            return 1.0
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.mscale and self.mscale_all_dim:
-            return _yarn_mscale(self.factor, self.mscale) / _yarn_mscale(self.factor, self.mscale_all_dim)
-        return _yarn_mscale(self.factor, 1.0)
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,6 +30,19 @@ class ModelConfig:
         tie_embeddings: the output head is the embedding table.
         qkv_bias, o_bias, mlp_bias: which projections carry a bias.
         qk_norm: RMSNorm over head_dim on queries and keys, before the rotation.
+        hidden_act: one of `ACTIVATIONS`.
+        rotary_dim: leading numbers of a head that are rotated; None is all.
+        rope_interleaved: neighbours are rotary pairs, instead of numbers half a head apart.
+        attention_scale: factor on the scores; None is head_dim^-0.5.
+        gated_attention: each head's output is multiplied by a sigmoid that the query projection makes beside it.
+        window: what a layer with a window sees, in tokens, itself included.
+        window_rope: the rope of those layers.
+        norm_offset: norms multiply by 1 + w instead of w.
+        post_norms: what a layer's two parts add is normed once more before.
+        scale_embedding: embeddings are multiplied by sqrt(hidden_size), rounded to the weights' dtype.
+        mixers: each layer's `LayerKind.mixer`; empty is "full" for all.
+        mlps: each layer's `LayerKind.mlp`; empty is "dense" for all.
+        experts, latent, delta: of the layers that have them.
     """
 
     architecture: str
@@ -104,6 +62,20 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     hidden_act: str = "silu"
+    rotary_dim: int | None = None
+    rope_interleaved: bool = False
+    attention_scale: float | None = None
+    gated_attention: bool = False
+    window: int | None = None
+    window_rope: RopeConfig | None = None
+    norm_offset: bool = False
+    post_norms: bool = False
+    scale_embedding: bool = False
+    mixers: tuple[str, ...] = ()
+    mlps: tuple[str, ...] = ()
+    experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None
+    delta: DeltaConfig | None = None
 
     def __post_init__(self):
         if self.architecture not in KNOWN_ARCHITECTURES:
@@ -121,46 +93,76 @@ class ModelConfig:
             raise ValueError(f"num_layers={self.num_layers} is more than {MAX_LAYERS}.")
         if self.max_position < 1:
             raise ValueError(f"max_position={self.max_position} must be at least 1.")
-        if self.hidden_act != "silu":
-            raise ValueError(f"hidden_act={self.hidden_act!r} is not supported; the dense decoder has silu only.")
+        if self.hidden_act not in ACTIVATIONS:
+            raise ValueError(
+                f"hidden_act={self.hidden_act!r} is not supported; the known are {', '.join(ACTIVATIONS)}."
+            )
+        if self.rotary_dim is not None and not (2 <= self.rotary_dim <= self.head_dim and self.rotary_dim % 2 == 0):
+            raise ValueError(f"rotary_dim={self.rotary_dim} must be even, at least 2 and at most {self.head_dim}.")
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        """Raises ValueError where the layers' kinds are not known, not one a layer, or lack their settings."""
+        for name, kinds, known in (("mixers", self.mixers, MIXERS), ("mlps", self.mlps, MLPS)):
+            if kinds and len(kinds) != self.num_layers:
+                raise ValueError(f"{name} are said of {len(kinds)} layers, and num_layers={self.num_layers}.")
+            if strange := sorted(set(kinds) - set(known)):
+                raise ValueError(f"{name} holds {', '.join(map(repr, strange))}; the known are {', '.join(known)}.")
+        needs = {"window": "window", "latent": "latent", "delta": "delta", "experts": "experts"}
+        for kind, name in needs.items():
+            if kind in (*self.mixers, *self.mlps) and getattr(self, name) is None:
+                raise ValueError(f"layers of kind {kind!r} need {name}, which is None.")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"sliding_window={self.window} must be at least 1.")
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer."""
+        mixers = self.mixers or ("full",) * self.num_layers
+        return tuple(map(LayerKind, mixers, self.mlps or ("dense",) * self.num_layers))
+
+    @property
+    def cache_kinds(self) -> tuple[str, ...]:
+        """The mixers that there are, each with one cache, in the order of their first layers."""
+        return tuple(dict.fromkeys(kind.mixer for kind in self.layer_kinds))
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        """Whether a state stands for the tokens so far, which cannot be taken back to an earlier one."""
+        return "delta" in self.cache_kinds
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Reads a `config.json`: transformers-5 wording (rope_parameters) or public wording (rope_theta, rope_scaling).
 
         Raises:
-            ValueError: an unknown architecture or rope type, an activation other than silu, a sliding window in use,
-                another feature that the decoder lacks, or a missing size.
+            ValueError: an unknown architecture, rope type or activation, a feature that the family's decoder lacks, or
+                a missing size.
         """
         architecture = _architecture(config)
         config = _text_config(config)
-        _refuse_unsupported(config)
+        own = FAMILIES[architecture].read(config)
         heads = read_number(config, "num_attention_heads", int)
         hidden = read_number(config, "hidden_size", int)
         max_position = read_number(config, "max_position_embeddings", int)
-        # Qwen2 has no bias switch: q, k and v always carry one. Elsewhere one switch covers all four projections.
-        is_qwen2 = architecture == "Qwen2ForCausalLM"
-        attention_bias = read_switch(config, "attention_bias")
         activation = config.get("hidden_act") or "silu"
-        return cls(
-            architecture=architecture,
-            vocab_size=read_number(config, "vocab_size", int),
-            hidden_size=hidden,
-            intermediate_size=read_number(config, "intermediate_size", int),
-            num_layers=read_number(config, "num_hidden_layers", int),
-            num_heads=heads,
-            num_kv_heads=read_number(config, "num_key_value_heads", int, default=heads),
-            head_dim=read_number(config, "head_dim", int, default=_default_head_dim(architecture, hidden, heads)),
-            rms_norm_eps=read_number(config, "rms_norm_eps", float, default=1e-6),
-            max_position=max_position,
-            rope=_rope(config, max_position),
-            tie_embeddings=read_switch(config, "tie_word_embeddings"),
-            qkv_bias=is_qwen2 or attention_bias,
-            o_bias=attention_bias and not is_qwen2,
-            mlp_bias=architecture == "LlamaForCausalLM" and read_switch(config, "mlp_bias"),
-            qk_norm=architecture == "Qwen3ForCausalLM",
-            hidden_act="silu" if activation == "swish" else activation,  # two names of one function
-        )
+        fields: dict[str, Any] = {
+            "vocab_size": read_number(config, "vocab_size", int),
+            "hidden_size": hidden,
+            "num_layers": read_number(config, "num_hidden_layers", int),
+            "num_heads": heads,
+            "num_kv_heads": read_number(config, "num_key_value_heads", int, default=heads),
+            "head_dim": read_number(config, "head_dim", int, default=hidden // max(heads, 1)),
+            "rms_norm_eps": read_number(config, "rms_norm_eps", float, default=1e-6),
+            "max_position": max_position,
+            "tie_embeddings": read_switch(config, "tie_word_embeddings"),
+            "hidden_act": "silu" if activation == "swish" else activation,  # two names of one function
+        }
+        if "intermediate_size" not in own:
+            fields["intermediate_size"] = read_number(config, "intermediate_size", int)
+        if "rope" not in own:
+            fields["rope"] = read_rope(config, max_position)
+        return cls(architecture=architecture, **{**fields, **own})
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -168,7 +170,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     names = []
     for part in (config, read_object(config, "text_config")):
         said, kind = read_names(part, "architectures"), read_text(part, "model_type")
-        names += said[:1]
+        names += [_TEXT_MODEL_OF.get(name, name) for name in said[:1]]
         if kind in ARCHITECTURE_OF_MODEL_TYPE and not said:
             names.append(ARCHITECTURE_OF_MODEL_TYPE[kind])
     known = [name for name in names if name in KNOWN_ARCHITECTURES]
@@ -189,74 +191,3 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if "tie_word_embeddings" in config:
         return {"tie_word_embeddings": config["tie_word_embeddings"], **inner}
     return inner
-
-
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
-    """Names a setting that would change the result and that the decoder does not have."""
-    if read_switch(config, "use_sliding_window") and config.get("sliding_window") is not None:
-        raise ValueError(f"use_sliding_window=true with sliding_window={config['sliding_window']} is not supported.")
-    other = sorted({kind for kind in read_names(config, "layer_types") if kind != "full_attention"})
-    if other:
-        raise ValueError(f"layer_types holds {', '.join(map(repr, other))}; only 'full_attention' is supported.")
-    if read_switch(config, "rope_interleaved"):
-        raise ValueError("rope_interleaved=true is not supported; rotary pairs are half a head apart.")
-
-
-def _default_head_dim(architecture: str, hidden_size: int, num_heads: int) -> int:
-    # Qwen3 is the one family whose head size does not follow from the hidden size; its own default is 128.
-    return 128 if architecture == "Qwen3ForCausalLM" else hidden_size // max(num_heads, 1)
-
-
-def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
-    """Both wordings into one: fields that the kind does not use are left at their defaults."""
-    said = dict(read_object(config, "rope_scaling") or read_object(config, "rope_parameters"))
-    if any(isinstance(value, Mapping) for value in said.values()):
-        raise ValueError(
-            f"rope parameters by layer type ({', '.join(said)}) are not supported; one rope for all layers."
-        )
-    partial = said.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ValueError(f"partial_rotary_factor={partial} is not supported; the whole head is rotated.")
-    kind = read_text(said, "rope_type") or read_text(said, "type") or "default"
-    theta = read_number({**config, **said}, "rope_theta", float, default=10000.0)
-    if kind not in ROPE_KINDS or kind == "default":
-        return RopeConfig(theta=theta, kind=kind)
-    name = "original_max_position_embeddings"
-    original = read_optional(config, name, int) or read_number(said, name, int, default=max_position)
-    if kind == "yarn" and said.get("factor") is None:
-        said["factor"] = max_position / original
-    factor = read_number(said, "factor", float)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind=kind, factor=factor)
-    if kind == "llama3":
-        low = read_number(said, "low_freq_factor", float)
-        high = read_number(said, "high_freq_factor", float)
-        return RopeConfig(
-            theta=theta,
-            kind=kind,
-            factor=factor,
-            original_max_position=original,
-            low_freq_factor=low,
-            high_freq_factor=high,
-        )
-    return _yarn(said, theta, factor, original)
-
-
-def _yarn(said: Mapping[str, Any], theta: float, factor: float, original: int) -> RopeConfig:
-    return RopeConfig(
-        theta=theta,
-        kind="yarn",
-        factor=factor,
-        original_max_position=original,
-        attention_factor=read_optional(said, "attention_factor", float),
-        # Zero means "not set" for both, as in the files that carry it.
-        beta_fast=read_optional(said, "beta_fast", float) or 32.0,
-        beta_slow=read_optional(said, "beta_slow", float) or 1.0,
-        mscale=read_optional(said, "mscale", float),
-        mscale_all_dim=read_optional(said, "mscale_all_dim", float),
-        truncate=read_switch(said, "truncate", default=True),
-    )
-
-
-def _yarn_mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

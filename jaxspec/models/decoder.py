@@ -1,32 +1,29 @@
-"""The dense decoder of Llama, SmolLM2, Qwen2 and Qwen3.
+"""The decoder-only transformer of every family; its layers' kinds are in the config."""
 
-Layers live in segments. A segment is one layer, or equal layers whose weights are stacked and scanned; layers that
-differ make segments of their own. Scanning reads the cache only (new keys and values leave as pending), so no pool is
-ever copied through the scan.
-"""
-
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import Block, TokenBlock
-from jaxspec.kv_cache import Accepted, PagedKV
+from jaxspec.kv_cache import Accepted, Cache, CacheSizes
 from jaxspec.models.config import ModelConfig
-from jaxspec.models.layers import MLP, Attention, RMSNorm, init_weight, rotary_angles
+from jaxspec.models.layers import init_weight, norm_of
+from jaxspec.models.segments import (
+    Pending,
+    Segment,
+    build_segments,
+    empty_pending,
+    init_caches,
+    run_segments,
+    runs_of,
+)
+from jaxspec.models.tensor_names import Source, has_stacked_experts, layer_sources
 from jaxspec.models.weights import Matrix, Table, dtype_of, look_up, multiply
 
-Pending = tuple[jax.Array, jax.Array]
-
-
-class Source(NamedTuple):
-    """Where a checkpoint tensor goes: a leaf, or one layer's row of a stacked leaf."""
-
-    path: tuple[str | int, ...]
-    transpose: bool = False  # Hugging Face stores [out, in]; we multiply by [in, out]
-    layer: int | None = None
+__all__ = ["Decoder", "Extended", "Segment"]
 
 
 class Extended(NamedTuple):
@@ -34,37 +31,11 @@ class Extended(NamedTuple):
 
     hidden: jax.Array  # [B, N, E], before the final norm
     captured: tuple[jax.Array, ...]  # [B, N, E] each: what was asked for, in that order
-    pending: tuple[Pending, ...]  # per cache: keys and values, [L, B, N, K, D]
-
-
-class Segment(nnx.Module):
-    """`size` equal layers; weights carry a leading axis when they are scanned."""
-
-    def __init__(self, config: ModelConfig, size: int, *, scan: bool, dtype: jnp.dtype, rngs: nnx.Rngs | None):
-        lead = (size,) if scan else ()
-        norm = {"eps": config.rms_norm_eps, "lead": lead, "dtype": dtype}
-        self.input_layernorm = RMSNorm(config.hidden_size, **norm)
-        self.self_attn = Attention(config, lead=lead, dtype=dtype, rngs=rngs)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, **norm)
-        self.mlp = MLP(config, lead=lead, dtype=dtype, rngs=rngs)
-
-    def extend_layer(
-        self,
-        x: jax.Array,
-        angles: Pending,
-        block: TokenBlock,
-        cache: PagedKV | None,
-        layer: int | jax.Array,
-        earlier: Pending | None,
-    ) -> tuple[jax.Array, Pending]:
-        """One layer over x [B, N, E]."""
-        out, pending = self.self_attn.extend(self.input_layernorm(x), angles, block, cache, layer, earlier)
-        x = x + out
-        return x + self.mlp(self.post_attention_layernorm(x)), pending
+    pending: tuple[Pending, ...]  # per cache: of attention keys and values, [L, B, N, K, D]
 
 
 class Decoder(nnx.Module):
-    """A dense decoder-only transformer.
+    """A decoder-only transformer.
 
     Args:
         config: sizes and switches.
@@ -77,33 +48,26 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, scan_layers: bool, rngs: nnx.Rngs | None):
         size = (config.vocab_size, config.hidden_size)
         self.embed_tokens = init_weight(rngs, size, dtype, Table if config.tie_embeddings else nnx.Param)
-        sizes = [config.num_layers] if scan_layers else [1] * config.num_layers
-        self.segments = nnx.List([Segment(config, n, scan=scan_layers, dtype=dtype, rngs=rngs) for n in sizes])
-        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, dtype=dtype)
+        self.segments = build_segments(config, scan_layers=scan_layers, dtype=dtype, rngs=rngs)
+        self.norm = norm_of(config, config.hidden_size, dtype=dtype)
         self.lm_head = None if config.tie_embeddings else init_weight(rngs, size[::-1], dtype, Matrix)
         self.config = config
         self.scan_layers = scan_layers
 
     @classmethod
-    def init_cache(
-        cls, config: ModelConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype, backend: str = "xla"
-    ) -> tuple[PagedKV, ...]:
-        """Empty caches, one per layer kind; `backend` attends to them."""
-        sizes = (config.num_layers, num_pages, config.num_kv_heads, page_size, config.head_dim)
-        return (PagedKV.zeros(*sizes, dtype, backend),)
+    def init_cache(cls, config: ModelConfig, sizes: CacheSizes) -> tuple[Cache, ...]:
+        """Empty caches, one per layer kind."""
+        return init_caches(config, sizes)
 
     def empty_pending(self, num_rows: int, num_nodes: int) -> tuple[Pending, ...]:
         """Room for the pending rows of `num_nodes` uncommitted nodes, to be passed as `earlier`."""
-        config = self.config
-        shape = (config.num_layers, num_rows, num_nodes, config.num_kv_heads, config.head_dim)
-        dtype = dtype_of(self.embed_tokens)
-        return ((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)),)
+        return empty_pending(self.config, num_rows, num_nodes, dtype_of(self.embed_tokens))
 
     def extend(
         self,
         tokens: jax.Array,
         block: TokenBlock,
-        caches: tuple[PagedKV | None, ...],
+        caches: Sequence[Cache | None],
         *,
         earlier: tuple[Pending, ...] | None = None,
         capture: Sequence[int | str] = (),
@@ -115,45 +79,25 @@ class Decoder(nnx.Module):
             block: positions, prefix and ancestors.
             caches: from `init_cache`; None for a block that has no prefix.
             earlier: pending of uncommitted nodes before this block, as `Extended.pending`.
-            capture: what `captured` is to hold: layers (0-based, their outputs), or "normed" (after the final norm).
+            capture: what `captured` is to hold: layers (0-based, their outputs), "hidden" (the last one's) or "normed"
+                (after the final norm).
         """
-        (cache,) = caches
-        before = None if earlier is None else earlier[0]
         x = look_up(self.embed_tokens, jnp.maximum(tokens, 0))
-        angles = rotary_angles(self.config.rope, self.config.head_dim, block.positions)
-        run = self._scan if self.scan_layers else self._unroll
-        x, outputs, pending = run(x, angles, block, cache, before, any(isinstance(name, int) for name in capture))
-        captured = tuple(self.norm(x) if name == "normed" else outputs[name] for name in capture)
-        return Extended(x, captured, (pending,))
-
-    def _unroll(self, x, angles, block, cache, earlier, keep) -> tuple[jax.Array, Any, Pending]:
-        """Every layer in turn; the middle result is the layers' outputs, to be indexed by layer."""
-        outputs, pendings = [], []
-        for layer, segment in enumerate(self.segments):
-            before = None if earlier is None else (earlier[0][layer], earlier[1][layer])
-            x, pending = segment.extend_layer(x, angles, block, cache, layer, before)
-            outputs.append(x)
-            pendings.append(pending)
-        keys, values = zip(*pendings, strict=True)
-        return x, outputs, (jnp.stack(keys), jnp.stack(values))
-
-    def _scan(self, x, angles, block, cache, earlier, keep) -> tuple[jax.Array, Any, Pending]:
-        """The same as a scan; the layers' outputs are kept, stacked, only where `keep`."""
-        graphdef, weights = nnx.split(self.segments[0])
-
-        def step(x, per_layer):
-            weights, layer, before = per_layer
-            segment = nnx.merge(graphdef, weights)
-            x, pending = segment.extend_layer(x, angles, block, cache, layer, before)
-            return x, (x if keep else None, pending)
-
-        layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-        x, (outputs, pending) = jax.lax.scan(step, x, (weights, layers, earlier))
-        return x, outputs, pending
+        if self.config.scale_embedding:
+            x = x * jnp.asarray(self.config.hidden_size**0.5, x.dtype)
+        keep = any(isinstance(name, int) for name in capture)
+        x, outputs, pending = run_segments(
+            self.segments, self.config, x, block, caches, earlier, scan_layers=self.scan_layers, keep=keep
+        )
+        captured = tuple(
+            outputs[name] if isinstance(name, int) else {"normed": self.norm, "hidden": _as_it_is}[name](x)
+            for name in capture
+        )
+        return Extended(x, captured, pending)
 
     def commit(
-        self, caches: tuple[PagedKV, ...], pending: tuple[Pending, ...], block: Block, accepted: Accepted
-    ) -> tuple[PagedKV, ...]:
+        self, caches: tuple[Cache, ...], pending: tuple[Pending, ...], block: Block, accepted: Accepted
+    ) -> tuple[Cache, ...]:
         """Writes the accepted path of a block into every cache."""
         return tuple(cache.commit(rows, block, accepted) for cache, rows in zip(caches, pending, strict=True))
 
@@ -163,20 +107,20 @@ class Decoder(nnx.Module):
         return multiply(self.norm(hidden), head, dtype=jnp.dtype(jnp.float32))[0]
 
     @classmethod
-    def tensor_map(cls, config: ModelConfig, scan_layers: bool) -> dict[str, Source]:
-        """Hugging Face tensor name -> where it goes."""
+    def tensor_map(cls, config: ModelConfig, scan_layers: bool, names: Collection[str] = ()) -> dict[str, Source]:
+        """Hugging Face tensor name -> where it goes; `names` are those of the checkpoint, where that matters."""
         found = {
             "model.embed_tokens.weight": Source(("embed_tokens",)),
             "model.norm.weight": Source(("norm", "weight")),
         }
         if not config.tie_embeddings:
             found["lm_head.weight"] = Source(("lm_head",), transpose=True)
-        for layer in range(config.num_layers):
-            lead = ("segments", 0 if scan_layers else layer)
-            row = layer if scan_layers else None
-            for name, transpose in layer_tensors(config):
-                path = (*lead, *name.split("."))
-                found[f"model.layers.{layer}.{name}"] = Source(path, transpose, row)
+        for place, run in enumerate(runs_of(config, scan_layers)):
+            for layer in range(run.first, run.first + run.size):
+                prefix, row = f"model.layers.{layer}.", layer - run.first if scan_layers else None
+                stacked = has_stacked_experts(names, prefix)
+                own = layer_sources(config, run.kind, ("segments", place), row, is_stacked=stacked)
+                found |= {prefix + name: source for name, source in own.items()}
         return found
 
     @classmethod
@@ -187,18 +131,5 @@ class Decoder(nnx.Module):
         return (*tables, "lm_head.weight") if config.tie_embeddings else tables
 
 
-def layer_tensors(config: ModelConfig) -> list[tuple[str, bool]]:
-    """Names of one layer's tensors, and whether each is transposed."""
-    biases = {"q": config.qkv_bias, "k": config.qkv_bias, "v": config.qkv_bias, "o": config.o_bias}
-    found = [("input_layernorm.weight", False), ("post_attention_layernorm.weight", False)]
-    for name, bias in biases.items():
-        found.append((f"self_attn.{name}_proj.weight", True))
-        if bias:
-            found.append((f"self_attn.{name}_proj.bias", False))
-    if config.qk_norm:
-        found += [("self_attn.q_norm.weight", False), ("self_attn.k_norm.weight", False)]
-    for name in ("gate", "up", "down"):
-        found.append((f"mlp.{name}_proj.weight", True))
-        if config.mlp_bias:
-            found.append((f"mlp.{name}_proj.bias", False))
-    return found
+def _as_it_is(x: jax.Array) -> jax.Array:
+    return x

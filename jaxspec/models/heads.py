@@ -5,6 +5,7 @@ decoder layer has its own keys and values, one row per pair; the rotary position
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.attention import Block, TokenBlock
-from jaxspec.kv_cache import Accepted, PagedKV
+from jaxspec.kv_cache import Accepted, Cache, CacheSizes
 from jaxspec.models.config import ModelConfig
-from jaxspec.models.decoder import Pending, Source, layer_tensors
 from jaxspec.models.layers import MLP, Attention, Linear, RMSNorm, init_weight, rotary_angles
+from jaxspec.models.segments import Pending, empty_pending, init_caches
+from jaxspec.models.tensor_names import Source, layer_tensors
 from jaxspec.models.weights import Matrix, Table, dtype_of, look_up, multiply
 
 
@@ -134,19 +136,13 @@ class Head(nnx.Module):
         return found
 
     @classmethod
-    def init_cache(
-        cls, config: HeadConfig, *, num_pages: int, page_size: int, dtype: jnp.dtype, backend: str = "xla"
-    ) -> tuple[PagedKV, ...]:
-        """Empty caches: one layer; `backend` attends to them."""
-        layer = config.layer
-        return (PagedKV.zeros(1, num_pages, layer.num_kv_heads, page_size, layer.head_dim, dtype, backend),)
+    def init_cache(cls, config: HeadConfig, sizes: CacheSizes) -> tuple[Cache, ...]:
+        """Empty caches: one layer."""
+        return init_caches(config.layer, sizes)
 
     def empty_pending(self, num_rows: int, num_nodes: int) -> tuple[Pending, ...]:
         """Room for the pending rows of `num_nodes` uncommitted nodes."""
-        layer = self.config.layer
-        shape = (1, num_rows, num_nodes, layer.num_kv_heads, layer.head_dim)
-        dtype = dtype_of(self.fc.weight)
-        return ((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)),)
+        return empty_pending(self.config.layer, num_rows, num_nodes, dtype_of(self.fc.weight))
 
     def fuse(self, features: tuple[jax.Array, ...]) -> jax.Array:
         """The target's features [B, N, Ht] each, as the head reads them: [B, N, E]."""
@@ -162,7 +158,7 @@ class Head(nnx.Module):
         tokens: jax.Array,
         hidden: jax.Array,
         block: TokenBlock,
-        caches: tuple[PagedKV | None, ...],
+        caches: Sequence[Any],
         *,
         earlier: tuple[Pending, ...] | None = None,
     ) -> HeadOutput:
@@ -176,7 +172,7 @@ class Head(nnx.Module):
         else:
             inputs = residual = self.fc(jnp.concatenate([embedded, hidden], axis=-1))
         angles = rotary_angles(config.layer.rope, config.layer.head_dim, block.positions)
-        before = None if earlier is None else (earlier[0][0][0], earlier[0][1][0])
+        before = None if earlier is None else tuple(leaf[0] for leaf in earlier[0])
         attended, (keys, values) = layer.self_attn.extend(inputs, angles, block, caches[0], 0, before)
         x = residual + attended
         x = x + layer.mlp(layer.post_attention_layernorm(x))
@@ -197,7 +193,7 @@ class Head(nnx.Module):
         return full.at[..., self.target_ids[...]].set(own)
 
     def commit(
-        self, caches: tuple[PagedKV, ...], pending: tuple[Pending, ...], block: Block, accepted: Accepted
-    ) -> tuple[PagedKV, ...]:
+        self, caches: tuple[Cache, ...], pending: tuple[Pending, ...], block: Block, accepted: Accepted
+    ) -> tuple[Cache, ...]:
         """Writes the accepted path of a block of pairs."""
         return tuple(cache.commit(rows, block, accepted) for cache, rows in zip(caches, pending, strict=True))

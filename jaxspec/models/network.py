@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.kv_cache import PagedKV
+from jaxspec.kv_cache import Cache, CacheSizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Network:
         return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
 
     def init_cache(
-        self, *, num_pages: int, page_size: int, dtype: jnp.dtype, backend: str = "xla"
-    ) -> tuple[PagedKV, ...]:
-        """Empty caches for this model, one per layer kind; `backend` attends to them."""
-        return self.kind.init_cache(self.config, num_pages=num_pages, page_size=page_size, dtype=dtype, backend=backend)
+        self, *, num_pages: int, page_size: int, dtype: jnp.dtype, num_rows: int = 0, backend: str = "xla"
+    ) -> tuple[Cache, ...]:
+        """Empty caches for this model, one per layer kind; see `CacheSizes`."""
+        return self.kind.init_cache(self.config, CacheSizes(num_pages, page_size, num_rows, dtype, backend))

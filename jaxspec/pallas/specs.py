@@ -1,6 +1,6 @@
 """Named shapes of attention, shared by the kernels' tests and benchmarks: models x batch x nodes x lengths.
 
-Heads are those of the real models, on one chip. (DeepSeek-V3's latent attention is another form, and not here yet.)
+Heads are those of the real models, on one chip; DeepSeek-V3's are its latent attention with absorbed queries.
 """
 
 from typing import NamedTuple
@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.attention import PLAIN_SCORING, Block, Scoring
-from jaxspec.pallas import attention_kernel, padded_head_dim
+from jaxspec.attention import PLAIN_SCORING, AttentionInputs, Block, Partial, Scoring, fold
+from jaxspec.pallas import attention_kernel, padded_head_dim, prefix_kernel
 from jaxspec.tree import ancestor_mask, pack_bits
 
 # A factor on the scores that leaves them neither flat nor sharp.
@@ -25,6 +25,7 @@ class Heads(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None  # of latent attention, see `Scoring`
 
 
 class Spec(NamedTuple):
@@ -53,7 +54,7 @@ class Spec(NamedTuple):
         Pages are in random order, and whatever in them is no committed token is NaN.
         """
         rng = np.random.default_rng(seed)
-        num_rows, (num_heads, num_kv, dim) = len(self.lengths), self.heads
+        num_rows, (num_heads, num_kv, dim, value_dim) = len(self.lengths), self.heads
         width = -(-max(*self.lengths, 1) // self.page_size) + 1
         order = rng.permutation(num_rows * width).reshape(num_rows, width).astype(np.int32)
         table = np.full_like(order, -1)
@@ -72,6 +73,8 @@ class Spec(NamedTuple):
         block = self._block(rng, jnp.asarray(lengths), jnp.asarray(table))
         pool = jnp.asarray(pools[0], dtype), jnp.asarray(pools[1], dtype)
         queries, keys, values = (jnp.asarray(array, dtype) for array in (queries, keys, values))
+        if value_dim is not None:
+            return Inputs(queries, keys, None, pool[:1], jnp.int32(1), block, value_dim)
         return Inputs(queries, keys, values, pool, jnp.int32(1), block)
 
     def _block(self, rng: np.random.Generator, lengths: jax.Array, table: jax.Array) -> Block:
@@ -89,24 +92,41 @@ class Inputs(NamedTuple):
 
     queries: jax.Array  # [B, N, H, D]
     keys: jax.Array  # [B, M, K, D]
-    values: jax.Array
-    pool: tuple[jax.Array, jax.Array]  # [2, pages, K, page_size, D] each; layer 0 is NaN
+    values: jax.Array | None
+    pool: tuple[jax.Array, ...]  # [2, pages, K, page_size, D] each; layer 0 is NaN
     layer: jax.Array
     block: Block
+    value_dim: int | None = None
+
+    @property
+    def scoring(self) -> Scoring:
+        """What is static about its softmax, without a window and a cap."""
+        return Scoring(value_dim=self.value_dim)
 
     def attend(self, backend: str, scoring: Scoring = PLAIN_SCORING, sinks: jax.Array | None = None) -> jax.Array:
         """What a backend makes of it: [B, N, H, D]; compiled, and the pools in the backend's layout."""
-        kernel, head_dim = attention_kernel(backend), self.keys.shape[3]
-        lanes = [(0, 0)] * 4 + [(0, padded_head_dim(backend, head_dim) - head_dim)]
-        pool = jnp.pad(self.pool[0], lanes), jnp.pad(self.pool[1], lanes)
+        how = {"kernel": attention_kernel(backend), "scoring": scoring._replace(value_dim=self.value_dim)}
 
         @jax.jit
-        def run(inputs: Inputs, sinks: jax.Array | None) -> jax.Array:
-            queries, keys, values, pool, layer, block = inputs
-            how = {"kernel": kernel, "scoring": scoring, "sinks": sinks}
-            return block.attend(queries, keys, values, pool, layer, SCALE, **how)
+        def run(queries, keys, values, pool, layer, block, sinks):
+            return block.attend(queries, keys, values, pool, layer, SCALE, sinks=sinks, **how)
 
-        return run(self._replace(pool=pool), sinks)
+        return run(*self._laid_out(backend), sinks)
+
+    def prefix(self, backend: str, scoring: Scoring = PLAIN_SCORING) -> Partial:
+        """The same of `prefix_attention`."""
+        kernel, scoring = prefix_kernel(backend), scoring._replace(value_dim=self.value_dim)
+
+        @jax.jit
+        def run(queries, *rest):
+            return kernel(AttentionInputs(fold(queries * SCALE, rest[0].shape[2]), *rest), scoring)
+
+        return run(*self._laid_out(backend))
+
+    def _laid_out(self, backend: str) -> tuple:
+        head_dim = self.keys.shape[3]
+        lanes = [(0, 0)] * 4 + [(0, padded_head_dim(backend, head_dim) - head_dim)]
+        return self._replace(pool=tuple(jnp.pad(pool, lanes) for pool in self.pool))[:6]
 
 
 MODELS = {
@@ -114,6 +134,7 @@ MODELS = {
     "Llama-3.1-8B": Heads(32, 8, 128),
     "Qwen3-32B": Heads(64, 8, 128),
     "Qwen3-30B-A3B": Heads(32, 4, 128),
+    "DeepSeek-V3": Heads(128, 1, 512 + 64, value_dim=512),
 }
 # Nodes and children: plain decoding, a chain, trees of two sizes.
 FORMS = {"plain": (1, 0), "chain": (4, 0), "tree-8": (8, 4), "tree-64": (64, 10)}

@@ -5,7 +5,7 @@ program's or the first of the next. All steps share one running softmax.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ class Sizes(NamedTuple):
     program_rows: int  # query rows of a program
     page_size: int
     step_pages: int
+    value_dim: int  # numbers of a value, of a latent pool the first of a key, in whole vectors
 
     @property
     def step_len(self) -> int:
@@ -39,11 +40,12 @@ class Sizes(NamedTuple):
     @property
     def own_len(self) -> int:
         """Own keys of a step."""
-        return min(self.step_len, pl.cdiv(self.num_keys, TILE) * TILE)
+        return min(self.step_len, max(TILE, pl.cdiv(self.num_keys, TILE) * TILE))
 
     @property
     def own_steps(self) -> int:
-        return pl.cdiv(self.num_keys, self.own_len)
+        """Steps behind the prefix: one also where there are no own keys, so that every program has one to fetch."""
+        return max(1, pl.cdiv(self.num_keys, self.own_len))
 
     @property
     def num_parts(self) -> int:
@@ -69,19 +71,19 @@ class Operands(NamedTuple):
     positions: Any  # int32 [B, Q, 1], or None without a window
     sinks: Any  # float32 [K, Q, 1], or None
     keys: Any  # [B, K, own_steps * own_len, D]
-    values: Any
+    values: Any  # as keys, or None where values are part of them
     key_pool: Any  # [L, pages, K, page_size, D]
-    value_pool: Any
+    value_pool: Any  # as key_pool, or None
 
 
 class Scratch(NamedTuple):
     """What programs keep on the core; the first four outlive a program, because it fetches for the next."""
 
     keys: Any  # [2, K, step_len, D], two slots that are filled in turn
-    values: Any
+    values: Any  # as keys; the very same where values are part of them
     semaphores: Any  # [2, 2], of each slot for keys and values
     slot: Any  # int32 [1], the slot that is computed with next
-    total: Any  # float32 [K, program_rows, D]
+    total: Any  # float32 [K, program_rows, value_dim]
     peak: Any  # float32 [K, program_rows, 1]
     mass: Any  # float32 [K, program_rows, 1]
 
@@ -96,8 +98,14 @@ class Program(NamedTuple):
     scratch: Scratch
 
 
-def run_program(program: Program, out: Any) -> None:
-    """One program: its walk, and what comes of it."""
+def run_program(program: Program, outs: Sequence[Any]) -> None:
+    """One program: its walk, and what comes of it.
+
+    Args:
+        program: what its functions share.
+        outs: the normalised result [1, K, program_rows, value_dim]; or the sums as they are, by the fields of
+            `Partial`.
+    """
     sizes, walk, scratch = program.sizes, program.walk, program.scratch
     row, part = pl.program_id(0), pl.program_id(1)
     _start_sums(program.operands.sinks, scratch)
@@ -127,9 +135,11 @@ def run_program(program: Program, out: Any) -> None:
     jax.lax.fori_loop(walk.begin[row], last + 1, step, None)
 
     def finish(head: jax.Array, carry: None) -> None:
-        out[0, head] = (scratch.total[head] / scratch.mass[head]).astype(out.dtype)
+        total, peak, mass = scratch.total[head], scratch.peak[head], scratch.mass[head]
+        for out, result in zip(outs, (total / mass,) if len(outs) == 1 else (total, peak, mass)):
+            out[0, head] = result.astype(out.dtype)
 
-    jax.lax.fori_loop(0, out.shape[1], finish, None)
+    jax.lax.fori_loop(0, outs[0].shape[1], finish, None)
 
 
 def _start_sums(sinks: Any, scratch: Scratch) -> None:
@@ -159,7 +169,8 @@ def _each_copy(program: Program, row: Any, index: Any, slot: Any, act: Callable[
         page = walk.table[row, index * sizes.step_pages + place]
         start = pl.multiple_of(place * sizes.page_size, sizes.page_size)
         for kind, pool in enumerate((operands.key_pool, operands.value_pool)):
-            copy(kind, pool.at[walk.layer[0], page], start, sizes.page_size)
+            if pool is not None:
+                copy(kind, pool.at[walk.layer[0], page], start, sizes.page_size)
 
     @pl.when(index < walk.end[row])
     def _():
@@ -170,7 +181,8 @@ def _each_copy(program: Program, row: Any, index: Any, slot: Any, act: Callable[
     def _():
         own = pl.ds(pl.multiple_of((index - walk.end[row]) * sizes.own_len, sizes.own_len), sizes.own_len)
         for kind, rows in enumerate((operands.keys, operands.values)):
-            copy(kind, rows.at[row, :, own], 0, sizes.own_len)
+            if rows is not None:
+                copy(kind, rows.at[row, :, own], 0, sizes.own_len)
 
 
 def _attend_prefix(program: Program, row: jax.Array, index: jax.Array, slot: jax.Array) -> None:
@@ -221,7 +233,7 @@ def _add(program: Program, slot: jax.Array, visible: jax.Array) -> None:
 
     def add(head: jax.Array, carry: None) -> None:
         queries, keys = program.operands.queries[0, head], scratch.keys[slot, head, :size]
-        values = scratch.values[slot, head, :size]
+        values = scratch.values[slot, head, :size, : program.sizes.value_dim]
         scores = product(queries, keys, (((1,), (1,)), ((), ())))
         scores = jnp.where(visible, capped(scores, program.scoring.soft_cap), MASKED)
         old = scratch.peak[head]

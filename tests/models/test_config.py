@@ -16,7 +16,21 @@ LLAMA3 = {
 }
 
 
-@pytest.mark.parametrize("family", ["llama", "smollm2", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "smollm2",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "gemma3",
+        "deepseek_v3",
+        "qwen3_next",
+        "qwen3_5",
+        "qwen3_5_moe",
+    ],
+)
 def test_both_wordings_of_the_reference_models_mean_the_same(shared, family):
     folder = shared / "oracle" / "tiny" / family
     configs = [json.loads((folder / name).read_text()) for name in ("config.json", "config_hub.json")]

@@ -1,5 +1,6 @@
 """The decoder: one function of tokens, however it is cut into blocks, segments and dtypes."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from flax import nnx
 
 from jaxspec.attention import Block
-from jaxspec.kv_cache import Accepted
+from jaxspec.kv_cache import Accepted, CacheSizes
 from jaxspec.models import Decoder
 from jaxspec.tree import ancestor_mask, node_depths, pack_bits
 from tests.tiny import VOCAB, tiny_config
@@ -40,7 +41,7 @@ def make_model(*, scan_layers: bool = False, dtype: str = "float32", **changes) 
 
 
 def empty_caches(model: Decoder):
-    return model.init_cache(model.config, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=model.embed_tokens[...].dtype)
+    return model.init_cache(model.config, CacheSizes(NUM_PAGES, PAGE_SIZE, NUM_ROWS, model.embed_tokens[...].dtype))
 
 
 def block_of(start: int, size: int, **fields) -> Block:
@@ -95,6 +96,7 @@ def test_capture_returns_the_outputs_of_the_layers_named(scan_layers):
     # The first layer alone, over the embeddings, is a model of one layer.
     short = nnx.clone(make_model())
     short.segments = nnx.List([short.segments[0]])
+    short.config = dataclasses.replace(short.config, num_layers=1)
     _, first = pass_over(short, TEXT)
     close(out.captured[1], first.hidden)
 

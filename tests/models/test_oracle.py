@@ -1,6 +1,6 @@
 """Models of a checkpoint against another implementation's logits, through the paged cache.
 
-Reference values of two families lie in `tests/golden`, those of the others in the shared folder.
+Reference values of some families lie in `tests/golden`, those of the others in the shared folder.
 """
 
 import functools
@@ -19,15 +19,21 @@ from jaxspec.kv_cache import Accepted
 from jaxspec.loading import open_checkpoint
 from jaxspec.loading.load import load_model
 from jaxspec.models import MODELS
+from jaxspec.models.delta_cache import DeltaCache
 from jaxspec.models.network import Network
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-FAMILIES = ("llama", "qwen3", "smollm2", "qwen2")
+FAMILIES = (
+    *("llama", "qwen3", "smollm2", "qwen2", "qwen3_moe", "gemma3"),
+    *("deepseek_v3", "deepseek_v3_fp8", "qwen3_next", "qwen3_5", "qwen3_5_moe"),
+)
 PAGE_SIZE, NUM_PAGES = 4, 16
 TABLE = np.random.default_rng(0).permutation(NUM_PAGES)[None, :12].astype(np.int32)
 BLOCK = 4  # one shape for chunks of the prompt, of the continuation, and for the verify block
 
-close = functools.partial(np.testing.assert_allclose, rtol=0, atol=2e-4)
+
+def close(found, expected, atol: float = 2e-4) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -45,7 +51,8 @@ class Session:
 
     def __init__(self, network: Network, leaves: tuple[jax.Array, ...]):
         self.network, self.leaves, self.length = network, leaves, 0
-        self.caches = network.init_cache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=jnp.dtype("float32"))
+        dtype = jnp.dtype("float32")
+        self.caches = network.init_cache(num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_rows=1, dtype=dtype)
 
     def feed(self, tokens: list[int], *, keep: int | None = None) -> np.ndarray:
         """Logits [N, V] of a block; `keep` of its tokens are committed (all if None)."""
@@ -80,18 +87,22 @@ def ref(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "ref.json").read_text())
 
 
-@pytest.fixture(params=["saved wording", "public wording"])
-def checkpoint_folder(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A Hugging Face folder with either wording of the config."""
-    source = {"saved wording": "config.json", "public wording": "config_hub.json"}[request.param]
-    shutil.copyfile(folder / source, tmp_path / "config.json")
-    shutil.copyfile(folder / "model.safetensors", tmp_path / "model.safetensors")
-    return tmp_path
+def write_folder(folder: Path, to: Path, wording: str) -> Path:
+    """A Hugging Face folder with one wording of the config; how weights are stored stands in the public one only."""
+    shutil.copyfile(folder / "model.safetensors", to / "model.safetensors")
+    config, public = (json.loads((folder / name).read_text()) for name in (wording, "config_hub.json"))
+    stored_as = {name: value for name, value in public.items() if name == "quantization_config"}
+    (to / "config.json").write_text(json.dumps(config | stored_as))
+    return to
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_logits_equal_the_reference(checkpoint_folder, ref, scan_layers):
-    model = load_network(checkpoint_folder, scan_layers=scan_layers)
+@pytest.mark.parametrize(
+    ("wording", "scan_layers"),
+    [("config.json", False), ("config_hub.json", True)],
+    ids=["saved wording, unrolled", "public wording, scanned"],
+)
+def test_logits_equal_the_reference(folder, ref, tmp_path, wording, scan_layers):
+    model = load_network(write_folder(folder, tmp_path, wording), scan_layers=scan_layers)
     prompt, greedy, verify = ref["prompt"], ref["greedy"], ref["verify"]
 
     session = Session(*model)
@@ -116,10 +127,33 @@ def test_logits_equal_the_reference(checkpoint_folder, ref, scan_layers):
     close(judged.feed([greedy[1]])[-1], verify["then_logits"])
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
+def test_recurrent_states_equal_the_reference(shared, family):
+    folder = shared / "oracle" / "tiny" / family
+    ref = json.loads((folder / "ref.json").read_text())
+    model = load_network(folder, scan_layers=False)
+
+    def check(session: Session, name: str) -> None:
+        (cache,) = [cache for cache in session.caches if isinstance(cache, DeltaCache)]
+        for place, said in enumerate(ref["states"][name]):
+            state, inputs = np.asarray(cache.state[place, 0], np.float64), cache.inputs[place, 0]
+            close([state.sum(), np.abs(state).sum()], [said["recurrent_sum"], said["recurrent_abs"]], atol=2e-3)
+            close(state[0, 0, :4], said["recurrent_head"])
+            close(inputs[-1, :4], said["conv_last"])
+
+    one, block = Session(*model), Session(*model)
+    for session in (one, block):
+        session.feed_all(ref["prompt"], BLOCK)
+        check(session, "after_prompt")
+    one.feed(ref["greedy"][:1])
+    check(one, "after_1")
+    block.feed(ref["verify"]["block"])
+    check(block, "after_block")
+
+
 def test_both_wordings_are_the_same_model(folder, tmp_path):
-    shutil.copyfile(folder / "config_hub.json", tmp_path / "config.json")
-    shutil.copyfile(folder / "model.safetensors", tmp_path / "model.safetensors")
-    assert load_network(tmp_path, scan_layers=False)[0] == load_network(folder, scan_layers=False)[0]
+    public = load_network(write_folder(folder, tmp_path, "config_hub.json"), scan_layers=False)[0]
+    assert load_network(write_folder(folder, tmp_path, "config.json"), scan_layers=False)[0] == public
 
 
 @pytest.mark.parametrize("family", sorted(path.name for path in GOLDEN.iterdir() if path.is_dir()))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxspec.attention import Scoring
+from jaxspec.attention import Scoring, join
 from jaxspec.pallas import tree_attention_tpu
 from jaxspec.pallas.specs import TOLERANCE, Heads, Inputs, Spec
 
@@ -87,6 +87,42 @@ def test_soft_caps_and_sinks_equal_the_twin():
     check(Spec(HEADS, (0, 40, 300), 6, 0, page_size=16), scoring=Scoring(window=7, soft_cap=2.0), sinks=sinks)
 
 
+# Values of whole vectors and of a part of one, as of DeepSeek-V3's 512 of 576.
+@pytest.mark.parametrize("heads", [Heads(8, 1, 160, 128), Heads(4, 2, 24, 16)], ids=["whole", "part"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("form", [(3, 0), (6, 3)], ids=["chain", "tree"])
+def test_values_may_be_a_part_of_the_keys(form, heads, dtype):
+    check(Spec(heads, LENGTHS, *form, page_size=16), dtype)
+
+
+@pytest.mark.parametrize("heads", [HEADS, Heads(8, 1, 160, 128)], ids=["keys and values", "latent"])
+@pytest.mark.parametrize("scoring", [Scoring(), Scoring(window=100, soft_cap=2.0)], ids=["plain", "windowed"])
+def test_a_prefix_alone_has_the_sums_of_the_twin(heads, scoring):
+    inputs = Spec(heads, (*LENGTHS, 520), 6, 3, page_size=16).inputs("float32")
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(uninitialized_memory="nan")):
+        found = inputs.prefix("pallas_tpu", scoring)
+    for ours, theirs in zip(found, inputs.prefix("xla", scoring)):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
+
+
+def test_parts_of_a_prefix_are_joined_by_their_log_sum_exp():
+    """As on chips that hold a part of the context each: 10 pages here, and what is left there."""
+    inputs = Spec(HEADS, (0, 100, 160, 161, 300), 6, 3, page_size=16).inputs("float32")
+    block, length = inputs.block, inputs.block.prefix_len
+    near = block._replace(prefix_len=jnp.minimum(length, 160), table=block.table[:, :10])
+    far = block._replace(prefix_len=jnp.maximum(length - 160, 0), table=block.table[:, 10:])
+    with pltpu.force_tpu_interpret_mode():
+        both = join(*(inputs._replace(block=part).prefix("pallas_tpu") for part in (near, far)))
+    whole = inputs.prefix("xla")
+    seen = np.asarray(whole.mass) > 0
+    for part in (both, whole):
+        assert (np.asarray(part.mass) > 0).tolist() == seen.tolist()
+    sums = [np.asarray(part.peak + jnp.log(part.mass))[seen] for part in (both, whole)]
+    np.testing.assert_allclose(*sums, atol=2e-5, rtol=0)
+    means = [np.asarray(part.values / part.mass[..., None])[seen] for part in (both, whole)]
+    np.testing.assert_allclose(*means, atol=2e-5, rtol=0)
+
+
 def test_a_batch_without_any_prefix_fetches_nothing():
     check(Spec(HEADS, (0, 0, 0), 4, 2, page_size=16))
 
@@ -94,7 +130,8 @@ def test_a_batch_without_any_prefix_fetches_nothing():
 def test_rows_of_garbage_do_not_touch_others():
     inputs = Spec(HEADS, (0, 40, 300, 0), 6, 3, page_size=16).inputs("float32")
     expected = twin(inputs)
-    queries, keys, values = (array.at[np.array([0, 3])].set(np.nan) for array in inputs[:3])
+    given: Any = inputs[:3]
+    queries, keys, values = (array.at[np.array([0, 3])].set(np.nan) for array in given)
     spoiled = inputs._replace(queries=queries, keys=keys, values=values)
     np.testing.assert_allclose(interpreted(spoiled)[1:3], expected[1:3], atol=2e-5, rtol=0)
 

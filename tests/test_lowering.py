@@ -17,9 +17,11 @@ from jaxspec.draft.shape import TreeShape
 from jaxspec.draft.standalone import Standalone
 from jaxspec.models import Decoder
 from jaxspec.models.heads import Head
+from jaxspec.models.mtp import MTPHead
 from jaxspec.models.network import Network
 from jaxspec.state import Rows, Sampling, State
 from jaxspec.step import Chunks, Params, Program, decode_step, prefill_step
+from tests.families import CONFIGS, family_config, mtp_config
 from tests.tiny import VOCAB, chain, scored, tiny_config, tiny_head
 
 NUM_ROWS, NUM_STOP_IDS, TABLE_WIDTH, CHUNK, MAX_LEN = 4, 2, 8, 32, 128
@@ -54,14 +56,18 @@ def ints(*shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def arguments(method: DraftMethod, draft_leaves: tuple[Any, ...]) -> tuple[Params, State]:
+def arguments(
+    method: DraftMethod, draft_leaves: tuple[Any, ...], target: tuple[Network, tuple[Any, ...]] = (NETWORK, LEAVES)
+) -> tuple[Params, State]:
     """Shapes of a program's weights and state."""
+    network, leaves = target
 
     def state() -> State:
-        caches = NETWORK.init_cache(num_pages=SHAPE.num_pages, page_size=SHAPE.page_size, dtype=SHAPE.dtype)
+        sizes = {"num_pages": SHAPE.num_pages, "page_size": SHAPE.page_size}
+        caches = network.init_cache(**sizes, num_rows=NUM_ROWS, dtype=SHAPE.dtype)
         return State(Rows.zeros(NUM_ROWS, MAX_LEN, NUM_STOP_IDS), caches, method.init(SHAPE))
 
-    return Params(LEAVES, draft_leaves), jax.eval_shape(state)
+    return Params(leaves, draft_leaves), jax.eval_shape(state)
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
@@ -73,6 +79,21 @@ def test_a_decode_step_lowers(name, platform):
     params, state = arguments(method, draft_leaves)
     traced = step.trace(params, state=state, row_ids=ints(2), table=ints(2, TABLE_WIDTH))
     assert "stablehlo.while" in traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_round_with_the_familys_own_draft_lowers(family):
+    target = abstract_network(Decoder, family_config(family), scan_layers=True)
+    head, head_leaves = abstract_network(MTPHead, mtp_config(family))
+    method = Feature(head, chain(3))
+    program = Program(target[0], method, rounds=2, num_top_logprobs=4)
+    step = jax.jit(functools.partial(decode_step, program), donate_argnames=("state",))
+    params, state = arguments(method, head_leaves, target)
+    traced = step.trace(params, state=state, row_ids=ints(2), table=ints(2, TABLE_WIDTH))
+    has_experts = "experts" in target[0].config.mlps
+    for platform in ("tpu", "cuda"):
+        lowered = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert ("ragged_dot" in lowered) == has_experts
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])

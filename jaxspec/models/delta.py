@@ -7,10 +7,8 @@ from flax import nnx
 from jaxspec.attention import Block, TokenBlock
 from jaxspec.kv_cache import CacheSizes
 from jaxspec.models.config import ModelConfig
-from jaxspec.models.delta_cache import DeltaCache, Steps, move
+from jaxspec.models.delta_cache import DeltaCache, Steps, move, unit
 from jaxspec.models.layers import Angles, Linear, RMSNorm, apply_all, init_weight
-
-NORM_EPS = 1e-6  # of the unit length of queries and keys
 
 
 class DeltaNet(nnx.Module):
@@ -81,17 +79,17 @@ class DeltaNet(nnx.Module):
         return mixed, gate.reshape(*lead, *heads), rate, time
 
     def _convolve(self, inputs: jax.Array, before: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Causal convolution of inputs [B, N, C] behind earlier ones; queries, keys and values by head, float32."""
+        """Causal convolution of inputs [B, N, C] behind earlier ones; queries, keys and values by head."""
         delta, num_tokens = self.config, inputs.shape[1]
         seen = jnp.concatenate([before, inputs], axis=1)
         kernel = self.conv[...][:, 0]
         mixed = sum(seen[:, at : at + num_tokens] * kernel[:, at] for at in range(delta.kernel))
-        mixed = nnx.silu(mixed).astype(jnp.float32)
+        mixed = nnx.silu(mixed)
         width = delta.num_key_heads * delta.key_size
         queries, keys, values = jnp.split(mixed, (width, 2 * width), axis=-1)
         lead = inputs.shape[:2]
-        queries, keys = (_unit(y.reshape(*lead, -1, delta.key_size)) for y in (queries, keys))
-        return queries * delta.key_size**-0.5, keys, values.reshape(*lead, -1, delta.value_size)
+        queries, keys = (y.reshape(*lead, -1, delta.key_size) for y in (queries, keys))
+        return unit(queries) * delta.key_size**-0.5, keys, values.reshape(*lead, -1, delta.value_size)
 
     def _recur(self, state: jax.Array, queries: jax.Array, steps: Steps) -> jax.Array:
         """What the state answers to each query [B, N, HK, Dk], after its own token: float32 [B, N, HV, Dv]."""
@@ -105,7 +103,3 @@ class DeltaNet(nnx.Module):
         tokens = tuple(jnp.moveaxis(leaf, 1, 0) for leaf in (queries, *steps[1:]))
         _, out = jax.lax.scan(step, state, tokens)
         return jnp.moveaxis(out, 0, 1)
-
-
-def _unit(x: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + NORM_EPS)

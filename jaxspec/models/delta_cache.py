@@ -14,15 +14,23 @@ from jaxspec.attention import Block
 from jaxspec.kv_cache import Accepted, CacheSizes
 from jaxspec.models.parts import DeltaConfig
 
+NORM_EPS = 1e-6  # of the unit length of queries and keys
+
 
 class Steps(NamedTuple):
     """What moves the state, a step for each token; leading axes are layers, rows or both."""
 
     inputs: jax.Array  # [..., N, C], of the convolution
-    keys: jax.Array  # float32 [..., N, HK, Dk]
-    values: jax.Array  # float32 [..., N, HV, Dv]
+    keys: jax.Array  # [..., N, HK, Dk], of any length
+    values: jax.Array  # [..., N, HV, Dv]
     decay: jax.Array  # float32 [..., N, HV], log of what the state is multiplied by
     rate: jax.Array  # float32 [..., N, HV], how much of the value is written; 0 writes nothing
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """x [..., D] at length 1, in float32."""
+    wide = x.astype(jnp.float32)
+    return wide * jax.lax.rsqrt(jnp.sum(wide * wide, axis=-1, keepdims=True) + NORM_EPS)
 
 
 def move(state: jax.Array, keys: jax.Array, values: jax.Array, decay: jax.Array, rate: jax.Array) -> jax.Array:
@@ -30,11 +38,11 @@ def move(state: jax.Array, keys: jax.Array, values: jax.Array, decay: jax.Array,
 
     Args:
         state: float32 [..., HV, Dk, Dv].
-        keys: float32 [..., HK, Dk]; value heads of one key head are neighbours.
-        values: float32 [..., HV, Dv].
+        keys: [..., HK, Dk], brought to length 1 here; value heads of one key head are neighbours.
+        values: [..., HV, Dv].
         decay, rate: float32 [..., HV].
     """
-    keys = jnp.repeat(keys, state.shape[-3] // keys.shape[-2], axis=-2)
+    keys = jnp.repeat(unit(keys), state.shape[-3] // keys.shape[-2], axis=-2)
     state = state * jnp.exp(decay)[..., None, None]
     answer = jnp.einsum("...kv,...k->...v", state, keys)
     return state + keys[..., None] * (rate[..., None] * (values - answer))[..., None, :]

@@ -18,11 +18,14 @@ from jaxspec.loading.own_head import load_own_head, open_own_head
 from jaxspec.models.network import Network
 from jaxspec.models.own_draft import Wiring
 from jaxspec.state import Rows
-from tests.models.test_oracle import TABLE, load_network, write_folder
+from tests.models.test_oracle import TABLE, folder_of, load_network, write_folder
 from tests.tiny import chain
 
-CASES = [(family, "sglang") for family in ("deepseek_v3_fp8", "deepseek_v3", "qwen3_next", "qwen3_5", "qwen3_5_moe")]
-CASES += [("deepseek_v3_fp8", "vllm"), ("deepseek_v3", "vllm")]
+CASES = [
+    (family, "sglang", "main") for family in ("deepseek_v3_fp8", "deepseek_v3", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+]
+# The layer's own vocabulary head is a copy of the target's.
+CASES += [("deepseek_v3_fp8", "vllm", "own"), ("deepseek_v3", "vllm", "main")]
 NUM_DRAFTS = 4
 PAGES = {"num_pages": 16, "page_size": 4, "dtype": jnp.dtype("float32")}
 Weights = tuple[Network, tuple[jax.Array, ...]]
@@ -58,12 +61,13 @@ def run_pairs(network: Network, leaves, caches, tokens, hidden, start):
     return head.logits(out.state)[0, -1], out.hidden[:, -1:], head.commit(caches, out.pending, block, kept)
 
 
-@pytest.mark.parametrize(("family", "name"), CASES)
-def test_drafts_and_logits_equal_the_reference(shared, tmp_path, family, name):
-    folder = write_folder(shared / "oracle" / "tiny" / family, tmp_path, "config_hub.json")
-    ref = json.loads((shared / "oracle" / "tiny" / family / "ref.json").read_text())
+@pytest.mark.parametrize(("family", "name", "head"), CASES)
+def test_drafts_and_logits_equal_the_reference(request, tmp_path, family, name, head):
+    source = folder_of(family, request)
+    folder = write_folder(source, tmp_path, "config_hub.json")
+    ref = json.loads((source / "ref.json").read_text())
     said = ref["mtp"]["wirings"][name]
-    wiring = Wiring(hidden=said["hidden"], link=said["link"], zero_first=said["zero_first_embedding"])
+    wiring = Wiring(hidden=said["hidden"], link=said["link"], head=head, zero_first=said["zero_first_embedding"])
     target, (network, leaves) = load_pair(folder, wiring)
     prompt, follows = (np.array([ref[key]], np.int32) for key in ("prompt", "greedy"))
     tokens = np.array([ref["mtp"]["tokens_in"]], np.int32)

@@ -67,12 +67,16 @@ class Session:
         return np.concatenate([self.feed(tokens[start : start + size]) for start in range(0, len(tokens), size)])
 
 
+def folder_of(family: str, request: pytest.FixtureRequest) -> Path:
+    """The folder of one family's files."""
+    if (GOLDEN / family).is_dir():
+        return GOLDEN / family
+    return request.getfixturevalue("shared") / "oracle" / "tiny" / family
+
+
 @pytest.fixture(params=FAMILIES)
 def folder(request: pytest.FixtureRequest) -> Path:
-    """The folder of one family's files."""
-    if (GOLDEN / request.param).is_dir():
-        return GOLDEN / request.param
-    return request.getfixturevalue("shared") / "oracle" / "tiny" / request.param
+    return folder_of(request.param, request)
 
 
 def load_network(folder: Path, *, scan_layers: bool) -> tuple[Network, tuple[jax.Array, ...]]:
@@ -128,8 +132,8 @@ def test_logits_equal_the_reference(folder, ref, tmp_path, wording, scan_layers)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "qwen3_5_moe"])
-def test_recurrent_states_equal_the_reference(shared, family):
-    folder = shared / "oracle" / "tiny" / family
+def test_recurrent_states_equal_the_reference(family, request):
+    folder = folder_of(family, request)
     ref = json.loads((folder / "ref.json").read_text())
     model = load_network(folder, scan_layers=False)
 

@@ -73,9 +73,7 @@ def add_simulation_flag(parser: argparse.ArgumentParser) -> None:
 def add_spec_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `SpecConfig`, and SGLang's others, which `spec_config` refuses by name."""
     group = _Group(parser, "speculation", SpecConfig)
-    group.sglang(
-        "algorithm", str, "draft method: NGRAM, STANDALONE, EAGLE, EAGLE3 or NEXTN; without it, plain decoding"
-    )
+    group.sglang("algorithm", str, "NGRAM, STANDALONE, EAGLE, EAGLE3 or NEXTN; without it, plain decoding")
     group.sglang("draft_model_path", str, "checkpoint that drafts", sglang_flags.flag_of("draft_model"))
     group.sglang("num_steps", _int, "longest draft path, in tokens")
     group.sglang("eagle_topk", _int, "branches kept per step; 1 is a chain")

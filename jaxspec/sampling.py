@@ -48,15 +48,21 @@ def mask_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """Applies top-k, then top-p over what top-k left, then min-p; logits [B, N, V] are already divided by temperature.
 
     Ties at the k-th value are all kept, as are ties at the edge of the nucleus, and the likeliest token always is.
-    Thresholds are found by bisection on the bits of the values: 32 passes over the logits, no sort.
+    Thresholds are found by bisection on the bits of the values: 32 passes over the logits, no sort, and none where no
+    row asks for the mask.
     """
     top_k, top_p, min_p = (x[:, None, None] for x in (sampling.top_k, sampling.top_p, sampling.min_p))
     keys = _ordered(logits)
     shape = (*logits.shape[:-1], 1)
-    kth = _largest(lambda t: jnp.sum(keys >= t, axis=-1, keepdims=True) >= top_k, shape)
+
+    def search(is_needed: jax.Array, holds) -> jax.Array:
+        """The threshold, or 0 where nobody needs one: the passes take longer than all else in a sampled round."""
+        return jax.lax.cond(jnp.any(is_needed), lambda: _largest(holds, shape), lambda: jnp.zeros(shape, jnp.uint32))
+
+    kth = search(top_k > 0, lambda t: jnp.sum(keys >= t, axis=-1, keepdims=True) >= top_k)
     logits = jnp.where((top_k > 0) & (keys < kth), NEG_INF, logits)
     probs = jax.nn.softmax(logits, axis=-1)
-    edge = _largest(lambda t: jnp.sum(jnp.where(keys >= t, probs, 0.0), axis=-1, keepdims=True) >= top_p, shape)
+    edge = search(top_p < 1, lambda t: jnp.sum(jnp.where(keys >= t, probs, 0.0), axis=-1, keepdims=True) >= top_p)
     # A top_p that is 0 in float32 is reached by no token at all.
     edge = jnp.minimum(edge, jnp.max(keys, axis=-1, keepdims=True))
     logits = jnp.where((top_p < 1) & (keys < edge), NEG_INF, logits)

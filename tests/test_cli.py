@@ -71,6 +71,7 @@ ENGINE_FLAGS = {
     "skip_tokenizer_init": ("--skip-tokenizer-init", True),
     "random_seed": ("--random-seed 5", 5),
     "dtype": ("--dtype bfloat16", "bfloat16"),
+    "weight_dtype": ("--weight-dtype int8", "int8"),
     "attention_backend": ("--attention-backend xla", "xla"),
     "warmup": ("--no-warmup", False),
     "progress": ("--progress", True),
@@ -78,7 +79,6 @@ ENGINE_FLAGS = {
     "compilation_cache_dir": ("--compilation-cache-dir none", None),
     "max_stop_token_ids": ("--max-stop-token-ids 3", 3),
     "max_logprobs": ("--max-logprobs 2", 2),
-    "weight_dtype": ("--weight-dtype int8", "int8"),
     "simulate_accept_len": ("--simulate-accept-len 2.5", 2.5),
 }
 SAMPLING_FLAGS = {

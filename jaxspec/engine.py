@@ -68,6 +68,8 @@ class Engine:
     """
 
     def __init__(self, runner: Runner, plan: SpecPlan, settings: EngineConfig):
+        if plan.prefix_caching and not runner.keeps_all_in_pages:
+            raise ValueError("prefix_caching=True shares pages, and this model keeps more than those; set it to False.")
         self.plan, self.limits = plan, make_limits(plan, settings)
         self._runner = runner
         self._scheduler = Scheduler(self.limits, PagePool(plan.num_pages, plan.page_size))

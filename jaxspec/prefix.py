@@ -48,8 +48,10 @@ class Prefixes:
         """
         if not self._is_on or request.awaits_prompt_logprobs:
             return []
+        extend_names(request.page_names, request.sequence, self._pool.page_size)
         names = request.page_names
-        extend_names(names, request.sequence, self._pool.page_size)
+        if request.wants_prompt_logprobs:  # those that are not known yet come from computing the prompt itself
+            names = names[: (len(request.prompt_logprobs) - 1) // self._pool.page_size]
         found = self._pool.find(names)
         missing = len(found)
         following = names[missing : missing + 1]

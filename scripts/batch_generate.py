@@ -118,10 +118,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     files.add_argument("--system", metavar="TEXT", help="the system message of those chats")
     files.add_argument(
         "--order",
-        choices=("length", "input"),
-        default="length",
-        help="which rows are answered first: the longest, so that rows of like length run together, or as they come "
-        "(default: length)",
+        choices=("input", "length"),
+        default="input",
+        help="which rows are answered first: as they come, or the longest, so that rows of like length run together. "
+        "On a CPU that takes longer; measure it where attention costs what the longest row of a batch does "
+        "(default: input)",
     )
     cli.add_model_flags(parser, default="smollm2")
     cli.add_engine_flags(parser, REFUSED)

@@ -274,6 +274,8 @@ class TestClosing:
         assert last.finish_reason == "abort"
         assert last.output is not None
         assert last.output.token_ids == tokens_of(chunks) == truth[0][: len(last.output.token_ids)]
+        # Found by use: the text of the chunk before came a second time.
+        assert "".join(chunk.text for chunk in chunks) == last.output.text != ""
         others = list(waiting)
         assert others[-1].finish_reason == "abort"
         assert tokens_of(others) == truth[1][: len(tokens_of(others))]

@@ -1,17 +1,21 @@
 """Prompts that begin alike: computed once, with the same outputs and the same drafts."""
 
+import dataclasses
 import random
 
 import jax
 import numpy as np
 import pytest
 
-from jaxspec.config import SamplingParams
+from jaxspec.config import EngineConfig, SamplingParams
 from jaxspec.draft.feature import Feature
+from jaxspec.engine import Engine
+from jaxspec.models.delta_cache import DeltaCache
 from jaxspec.pages import PagePool
 from jaxspec.prefix import extend_names
 from jaxspec.request import Request
 from tests.cases import MAX_LEN, NUM_STEPS, SCHEDULES, engine_of, random_head, target
+from tests.families import CONFIGS, family_model
 from tests.simulated_device import (
     VOCAB,
     SimulatedEngine,
@@ -197,3 +201,16 @@ def test_a_page_is_the_same_bit_for_bit_however_its_prompt_was_cut():
     for others in pools[1:]:
         for leaf, expected in zip(others, pools[0], strict=True):
             np.testing.assert_array_equal(leaf, expected)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_model_that_keeps_more_of_a_prompt_than_its_pages_shares_none(family):
+    """A recurrent state is not in pages: a row that began behind a shared prefix would have none."""
+    runner = make_runner(family_model(family), num_rows=2, num_pages=8)
+    is_recurrent = any(isinstance(cache, DeltaCache) for cache in runner.state.caches)
+    assert runner.keeps_all_in_pages != is_recurrent
+    engine = engine_over(runner)
+    assert engine.plan.prefix_caching != is_recurrent
+    if is_recurrent:
+        with pytest.raises(ValueError, match="this model keeps more than those; set it to False"):
+            Engine(runner, dataclasses.replace(engine.plan, prefix_caching=True), EngineConfig())

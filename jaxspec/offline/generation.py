@@ -30,7 +30,7 @@ class Generation:
         job: which rows, and where the answers go.
         reading: how the rows are read.
         model: what responses of the OpenAI format name as their model.
-        by_length: rows of like length run together, the longest first.
+        by_length: rows of like length run together, the longest first, instead of as they come.
         on_progress: called when answers were written.
 
     Attributes:
@@ -44,7 +44,7 @@ class Generation:
         reading: Reading,
         *,
         model: str,
-        by_length: bool = True,
+        by_length: bool = False,
         on_progress: Callable[[Totals], None] = lambda totals: None,
     ):
         self._llm, self._job, self._reading, self._model = llm, job, reading, model

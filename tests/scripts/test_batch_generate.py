@@ -167,7 +167,7 @@ def test_a_full_disk_stops_the_run_and_resume_goes_on(model, whole, tmp_path, mo
 
 def test_the_order_does_not_change_an_answer(model, whole, tmp_path):
     source, expected = whole
-    run(model, source, tmp_path / "out.jsonl", "--order", "input")
+    run(model, source, tmp_path / "out.jsonl", "--order", "length")
     assert answers(tmp_path / "out.jsonl") == expected
 
 

@@ -79,7 +79,6 @@ ENGINE_FLAGS = {
     "compilation_cache_dir": ("--compilation-cache-dir none", None),
     "max_stop_token_ids": ("--max-stop-token-ids 3", 3),
     "max_logprobs": ("--max-logprobs 2", 2),
-    "weight_dtype": ("--weight-dtype int8", "int8"),
     "simulate_accept_len": ("--simulate-accept-len 2.5", 2.5),
 }
 SAMPLING_FLAGS = {

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.draft.base import CacheShape
-from jaxspec.kv_cache import PagedKV
+from jaxspec.kv_cache import Paged
 from jaxspec.state import Rows, Sampling, State
 from jaxspec.step import Chunks, Params, Program, RoundView, compiled_steps, preview_step
 from jaxspec.verify import Verdict
@@ -72,7 +72,7 @@ class Runner:
     @property
     def keeps_all_in_pages(self) -> bool:
         """Whether nothing is kept of a row's tokens but their pages, so that another row may read on from these."""
-        is_paged = lambda cache: isinstance(cache, PagedKV)  # noqa: E731
+        is_paged = lambda cache: isinstance(cache, Paged)  # noqa: E731
         return all(map(is_paged, jax.tree.leaves((self._state.caches, self._state.draft.caches), is_leaf=is_paged)))
 
     @property

@@ -63,8 +63,9 @@ def arguments(
     network, leaves = target
 
     def state() -> State:
-        sizes = {"num_pages": SHAPE.num_pages, "page_size": SHAPE.page_size}
-        caches = network.init_cache(**sizes, num_rows=NUM_ROWS, dtype=SHAPE.dtype)
+        caches = network.init_cache(
+            num_pages=SHAPE.num_pages, page_size=SHAPE.page_size, num_rows=NUM_ROWS, dtype=SHAPE.dtype
+        )
         return State(Rows.zeros(NUM_ROWS, MAX_LEN, NUM_STOP_IDS), caches, method.init(SHAPE))
 
     return Params(leaves, draft_leaves), jax.eval_shape(state)

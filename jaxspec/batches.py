@@ -14,6 +14,7 @@ from jaxspec.request import Request
 
 # Codes of `VerdictArrays.finish`.
 RUNNING, STOP, LENGTH = 0, 1, 2
+FINISH_REASONS: dict[int, FinishReason] = {STOP: "stop", LENGTH: "length"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,6 +145,14 @@ class DecodeBatch(NamedTuple):
     num_rows: int  # bucket, >= len(entries)
 
 
+class EchoArrays(NamedTuple):
+    """Log-probabilities of what follows each token of a batch of chunks, on the host; see `VerdictArrays`."""
+
+    logprobs: np.ndarray  # [B, C] float32
+    top_ids: np.ndarray  # [B, C, K], best first
+    top_logprobs: np.ndarray  # [B, C, K]
+
+
 class VerdictArrays(NamedTuple):
     """What a dispatch emitted, on the host. Index B is the position in the batch (`chunks`, `entries`), not the row.
 
@@ -159,6 +168,7 @@ class VerdictArrays(NamedTuple):
     logprobs: np.ndarray | None = None  # [R, B, P] float32; read for requests that ask for logprobs only
     top_ids: np.ndarray | None = None  # [R, B, P, K], best first
     top_logprobs: np.ndarray | None = None  # [R, B, P, K]
+    echo: EchoArrays | None = None  # of a prefill; read for requests that ask for prompt_logprobs only
 
 
 class Progress(NamedTuple):

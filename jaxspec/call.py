@@ -287,9 +287,11 @@ class Call:
 
     def _output(self, request: Request) -> RequestOutput:
         completions = sorted(self._done[request.prompt_index], key=lambda completion: completion.index)
+        first = next(one for one in self.requests if one.prompt_index == request.prompt_index)
         return RequestOutput(
             request_id=request.id.rsplit("/", 1)[0],
             prompt=self._prompts[request.prompt_index],
             prompt_token_ids=list(request.prompt_ids),
             completions=tuple(completions),
+            prompt_logprobs=list(first.prompt_logprobs) if first.wants_prompt_logprobs else None,
         )

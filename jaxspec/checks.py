@@ -7,8 +7,8 @@ Python type and ValueError for a value out of range. Messages say the value, the
 import math
 import numbers
 import os
-from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 # What the device's integers hold.
 MAX_INT32 = 2**31 - 1
@@ -87,6 +87,68 @@ def check_ints(name: str, values: object, *, low: int) -> tuple[int, ...]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"{name}={values!r} must be a sequence of integers, not {type(values).__name__}.")
     return tuple(dict.fromkeys(check_int(f"{name}[{i}]", value, low=low) for i, value in enumerate(values)))
+
+
+def check_sequences(name: str, values: object) -> tuple[tuple[int, ...], ...]:
+    """Returns the distinct members of a sequence of sequences of token ids, none of them empty."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name}={values!r} must be a sequence of sequences of integers, not {type(values).__name__}.")
+    found: dict[tuple[int, ...], None] = {}
+    for i, sequence in enumerate(values):
+        if isinstance(sequence, (str, bytes)) or not isinstance(sequence, Iterable):
+            raise TypeError(f"{name}[{i}]={sequence!r} must be a sequence of integers, not {type(sequence).__name__}.")
+        tokens = tuple(check_int(f"{name}[{i}][{j}]", token, low=0) for j, token in enumerate(sequence))
+        if not tokens:
+            raise ValueError(f"{name}[{i}] is empty; give each at least one token id.")
+        found[tokens] = None
+    return tuple(found)
+
+
+def _pairs(name: str, values: object, what: str) -> list[tuple[Any, Any]]:
+    """The items of a mapping, or of a sequence of pairs."""
+    items = list(values.items()) if isinstance(values, Mapping) else values
+    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+        raise TypeError(f"{name}={values!r} must be a mapping of {what}, not {type(values).__name__}.")
+    pairs: list[tuple[Any, Any]] = []
+    for item in items:
+        if isinstance(item, (str, bytes)) or not isinstance(item, Sequence) or len(item) != 2:
+            raise TypeError(f"{name}={values!r} must be a mapping of {what}; {item!r} is no pair of these.")
+        pairs.append((item[0], item[1]))
+    return pairs
+
+
+def check_biases(name: str, values: object, most: float) -> tuple[tuple[int, float], ...]:
+    """Returns a mapping of token ids to numbers from -most to most as pairs, sorted by id."""
+    found: dict[int, float] = {}
+    for key, value in _pairs(name, values, "token ids to numbers"):
+        token, bias = check_int(f"{name} key", key, low=0), check_real(f"{name}[{key}]", value)
+        if abs(bias) > most:
+            raise ValueError(f"{name}[{token}]={bias} must be from -{most:g} to {most:g}.")
+        found[token] = bias
+    return tuple(sorted(found.items()))
+
+
+def check_arguments(name: str, values: object) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    """Returns a mapping of names to sequences of numbers as pairs, sorted by name; a sequence of names gives none."""
+    if not isinstance(values, (str, bytes, Mapping)) and isinstance(values, Iterable):
+        values = [(item, ()) if isinstance(item, str) else item for item in values]
+    found: dict[str, tuple[float, ...]] = {}
+    for key, numbers_ in _pairs(name, values, "names to sequences of numbers"):
+        if not isinstance(key, str):
+            raise TypeError(f"{name} key {key!r} must be a string, not {type(key).__name__}.")
+        if isinstance(numbers_, (str, bytes)) or not isinstance(numbers_, Iterable):
+            kind = type(numbers_).__name__
+            raise TypeError(f"{name}[{key!r}]={numbers_!r} must be a sequence of numbers, not {kind}.")
+        found[key] = tuple(check_real(f"{name}[{key!r}][{i}]", number) for i, number in enumerate(numbers_))
+    return tuple(sorted(found.items()))
+
+
+def check_functions(name: str, values: object) -> tuple[tuple[str, Callable[..., Any]], ...]:
+    """Returns a mapping of names to functions as pairs, in its order."""
+    for key, value in (pairs := _pairs(name, values, "names to functions")):
+        if not isinstance(key, str) or not callable(value):
+            raise TypeError(f"{name} has {key!r}: {value!r}; give a name (a string) and a function.")
+    return tuple(dict(pairs).items())
 
 
 def check_strings(name: str, values: object) -> tuple[str, ...]:

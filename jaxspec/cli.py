@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from jaxspec import sglang_flags
+from jaxspec.cli_values import or_none, read_biases, read_bool, read_int, read_ints, read_literal
 from jaxspec.config import ATTENTION_BACKENDS, DTYPES, WEIGHT_DTYPES, EngineConfig, SamplingParams, SpecConfig
 from jaxspec.draft_choice import AVAILABLE_ACCEPT_RULES
 from jaxspec.reasoning import PARSERS
@@ -38,16 +39,16 @@ def add_model_flags(parser: argparse.ArgumentParser, *, default: str | None = No
 def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = None) -> None:
     """Adds the flags of `EngineConfig`; those in `refused` are hidden, and an error with the reason."""
     group = _Group(parser, "engine", EngineConfig, refused)
-    group.value("max_model_len", _int, "most tokens of a prompt and its output", "--context-length")
-    group.value("page_size", _int, "tokens in a page of the KV cache")
-    group.value("max_total_tokens", _int, "tokens the KV pool holds")
-    group.value("max_running_requests", _int, "completions decoded together")
-    group.value("max_queued_requests", _int, "completions that may wait")
-    group.value("chunked_prefill_size", _int, "prompt tokens computed in one step; -1 is the whole prompt")
-    group.value("decode_row_buckets", _ints, "batch sizes that decoding is compiled for, e.g. 1,4,16")
-    group.value("prefill_chunk_buckets", _ints, "chunk lengths that prefill is compiled for, e.g. 64,512")
+    group.value("max_model_len", read_int, "most tokens of a prompt and its output", "--context-length")
+    group.value("page_size", read_int, "tokens in a page of the KV cache")
+    group.value("max_total_tokens", read_int, "tokens the KV pool holds")
+    group.value("max_running_requests", read_int, "completions decoded together")
+    group.value("max_queued_requests", read_int, "completions that may wait")
+    group.value("chunked_prefill_size", read_int, "prompt tokens computed in one step; -1 is the whole prompt")
+    group.value("decode_row_buckets", read_ints, "batch sizes that decoding is compiled for, e.g. 1,4,16")
+    group.value("prefill_chunk_buckets", read_ints, "chunk lengths that prefill is compiled for, e.g. 64,512")
     group.toggle("prefix_caching", "compute what several prompts begin with once")
-    group.value("rounds_per_dispatch", _int, "rounds the device runs before the host looks")
+    group.value("rounds_per_dispatch", read_int, "rounds the device runs before the host looks")
     group.switch("disable_overlap_schedule", "wait for each round (v1) instead of overlapping one (v2)")
     group.switch("enable_dp_attention", "data-parallel attention (not in this version)")
     group.switch("skip_tokenizer_init", "run on token ids alone")
@@ -59,9 +60,12 @@ def add_engine_flags(parser: argparse.ArgumentParser, refused: Reasons | None = 
     group.toggle("warmup", "compile every shape before the first request")
     group.toggle("progress", "show progress bars (automatic: only on a terminal)")
     group.toggle("scan_layers", "stack equal layers and scan over them (automatic)")
-    group.value("compilation_cache_dir", _or_none(str), "where compiled programs are kept; none keeps none")
-    group.value("max_stop_token_ids", _int, "most stop ids a request may have")
-    group.value("max_logprobs", _int, "most top log-probabilities a request may ask for")
+    group.value("compilation_cache_dir", or_none(str), "where compiled programs are kept; none keeps none")
+    group.value("max_stop_token_ids", read_int, "most stop ids a request may have")
+    group.value("max_logprobs", read_int, "most top log-probabilities a request may ask for")
+    group.value("max_logit_bias", read_int, "most tokens whose logits a request may bias")
+    group.value("max_bad_words", read_int, "most bad words of several tokens a request may have")
+    group.value("max_bad_word_tokens", read_int, "longest bad word, in tokens")
 
 
 def add_simulation_flag(parser: argparse.ArgumentParser) -> None:
@@ -73,28 +77,30 @@ def add_simulation_flag(parser: argparse.ArgumentParser) -> None:
 def add_spec_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `SpecConfig`, and SGLang's others, which `spec_config` refuses by name."""
     group = _Group(parser, "speculation", SpecConfig)
-    group.sglang("algorithm", str, "draft method: NGRAM, STANDALONE, EAGLE or EAGLE3; without it, plain decoding")
+    group.sglang("algorithm", str, "NGRAM, STANDALONE, EAGLE, EAGLE3 or NEXTN; without it, plain decoding")
     group.sglang("draft_model_path", str, "checkpoint that drafts", sglang_flags.flag_of("draft_model"))
-    group.sglang("num_steps", _int, "longest draft path, in tokens")
-    group.sglang("eagle_topk", _int, "branches kept per step; 1 is a chain")
-    group.sglang("num_draft_tokens", _int, "nodes a round verifies, root included")
-    group.sglang("ngram_min_match_window_size", _int, "shortest suffix that NGRAM looks up", "--ngram-min-match")
-    group.sglang("ngram_max_match_window_size", _int, "longest suffix that NGRAM looks up", "--ngram-max-match")
+    group.sglang("num_steps", read_int, "longest draft path, in tokens")
+    group.sglang("eagle_topk", read_int, "branches kept per step; 1 is a chain")
+    group.sglang("num_draft_tokens", read_int, "nodes a round verifies, root included")
+    group.sglang("ngram_min_match_window_size", read_int, "shortest suffix that NGRAM looks up", "--ngram-min-match")
+    group.sglang("ngram_max_match_window_size", read_int, "longest suffix that NGRAM looks up", "--ngram-max-match")
     for name in sglang_flags.THRESHOLDS:
-        group.sglang(name, float, "1, or left out: a lower threshold is lossy and refused")
-    group.value("accept_rule", str, f"{' or '.join(AVAILABLE_ACCEPT_RULES)} (lossy rules are not in this version)")
+        group.sglang(name, float, "a lower one is lossy and accepts more (accept rule target_only)")
+    group.sglang("use_rejection_sampling", read_bool, "the same as --accept-rule rejection")
+    group.sglang("use_block_verification", read_bool, "judge chains as a whole (accept rule rejection)")
+    group.value("accept_rule", str, f"one of {', '.join(AVAILABLE_ACCEPT_RULES)}")
     group.toggle("shared_noise", "draw sampled drafts with the noise of the target's own draw")
     group.value("static_tree", str, "JSON file of a tree of fixed form: its nodes as ranks, [[0], [1], [0, 0]]")
     group.value("merge", str, "a second draft method, whose chain fills the same tree")
     group.value("merge_draft_model", str, "its checkpoint, where it needs one")
-    group.value("merge_num_steps", _int, "length of its chain")
+    group.value("merge_num_steps", read_int, "length of its chain")
     group.switch("overlap_trees", "let draft trees run on the overlapped schedule, v2")
     group.switch("strict", "refuse to start where a setting was overridden or has no effect, or v1 replaces v2")
     # Known, so that they are refused with a reason and not as unrecognised; hidden, so that nobody is sent to them.
     for name in sglang_flags.REFUSED:
         flag, dest = sglang_flags.flag_of(name), f"{sglang_flags.PREFIX}{name}"
         text = argparse.SUPPRESS
-        parser.add_argument(flag, dest=dest, nargs="?", const=True, type=_literal, default=_NOT_GIVEN, help=text)
+        parser.add_argument(flag, dest=dest, nargs="?", const=True, type=read_literal, default=_NOT_GIVEN, help=text)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser, refused: Reasons | None = None, **defaults: Any) -> None:
@@ -103,18 +109,28 @@ def add_sampling_flags(parser: argparse.ArgumentParser, refused: Reasons | None 
     group = _Group(parser, "sampling", SamplingParams, refused, **defaults)
     group.value("temperature", float, "0 is greedy")
     group.value("top_p", float, "keeps the smallest set of tokens with this probability; 1 is off")
-    group.value("top_k", _int, "keeps the k likeliest tokens; -1 is off")
+    group.value("top_k", read_int, "keeps the k likeliest tokens; -1 is off")
     group.value("min_p", float, "drops tokens below this fraction of the likeliest one's probability; 0 is off")
     group.value("seed", int, "makes sampled output repeatable")
     group.value(
-        "max_tokens", _or_none(_int), "most tokens to emit; none is up to the context length", "--max-new-tokens"
+        "max_tokens", or_none(read_int), "most tokens to emit; none is up to the context length", "--max-new-tokens"
     )
-    group.value("min_tokens", _int, "no stop token ends the output before this many", "--min-new-tokens")
+    group.value("min_tokens", read_int, "no stop token ends the output before this many", "--min-new-tokens")
     group.value("stop", str, "a string that ends the output; may be given several times", action="append")
-    group.value("stop_token_ids", _ints, "token ids that end the output, e.g. 2,7", action="extend")
+    group.value("stop_token_ids", read_ints, "token ids that end the output, e.g. 2,7", action="extend")
     group.switch("ignore_eos", "emit the model's own end-of-text tokens like any other")
-    group.value("n", _int, "completions per prompt")
-    group.value("logprobs", _int, "0 gives the emitted tokens' log-probabilities, k the k likeliest tokens' as well")
+    group.value("n", read_int, "completions per prompt")
+    group.value(
+        "logprobs", read_int, "0 gives the emitted tokens' log-probabilities, k the k likeliest tokens' as well"
+    )
+    group.value("prompt_logprobs", read_int, "the same for the prompt's tokens")
+    group.value("presence_penalty", float, "from -2 to 2, for tokens in the output so far; 0 is off")
+    group.value("frequency_penalty", float, "from -2 to 2, for each time a token is in the output so far; 0 is off")
+    group.value("repetition_penalty", float, "above 0, for tokens in the prompt or the output so far; 1 is off")
+    group.value("logit_bias", read_biases, "added to the logits of tokens, e.g. 5:1.5,7:-2")
+    group.value("allowed_token_ids", read_ints, "the only token ids that may be emitted, e.g. 2,7")
+    group.value("bad_words_ids", read_ints, "token ids of a word that is never said, e.g. 5,9", action="append")
+    group.toggle("speculate", "have drafts judged; --no-speculate emits one token a round")
     group.toggle("skip_special_tokens", "leave special tokens out of the text")
     group.toggle("include_stop_str_in_output", "keep the stop string in the text")
 
@@ -227,8 +243,10 @@ class _Group:
         # SpecConfig's own default algorithm is not the flag's: without the flag there is no speculation.
         text = text if name == "algorithm" else self._with_default(sglang_flags.MAPPED.get(name, name), text)
         flags, dest = (sglang_flags.flag_of(name), *aliases), f"{sglang_flags.PREFIX}{name}"
-        metavar = _metavar(parse)
-        self._group.add_argument(*flags, dest=dest, type=parse, default=_NOT_GIVEN, metavar=metavar, help=text)
+        how: dict[str, Any] = {"nargs": "?", "const": True} if parse is read_bool else {}
+        self._group.add_argument(
+            *flags, dest=dest, type=parse, default=_NOT_GIVEN, metavar=_metavar(parse), help=text, **how
+        )
 
     def switch(self, name: str, text: str) -> None:
         """Adds a flag that switches something on."""
@@ -257,50 +275,19 @@ def _given(args: argparse.Namespace, settings: Any) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
 
 
+_METAVARS = {
+    "int": "N",
+    "count": "N",
+    "float": "X",
+    "read_ints": "N,N,...",
+    "read_biases": "N:X,...",
+    "read_bool": "true|false",
+}
+
+
 def _metavar(parse: Callable[[str], Any]) -> str:
-    return {"int": "N", "count": "N", "float": "X", "_ints": "N,N,..."}.get(parse.__name__, "TEXT")
+    return _METAVARS.get(parse.__name__, "TEXT")
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _int(text: str) -> int:
-    """Reads a number that fits into the device's 32 bits."""
-    value = int(text)
-    if not -(2**31) <= value < 2**31:
-        raise argparse.ArgumentTypeError(f"{text} does not fit into 32 bits; the most is {2**31 - 1}")
-    return value
-
-
-_int.__name__ = "int"  # argparse names the type in its message
-
-
-def _ints(text: str) -> list[int]:
-    """Reads `1,4,16`."""
-    try:
-        return [_int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers such as 1,4,16") from None
-
-
-def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Returns a reader of a value or the word `none`."""
-
-    def read(text: str) -> Any:
-        return None if text.lower() == "none" else parse(text)
-
-    read.__name__ = parse.__name__  # argparse names the type in its message
-    return read
-
-
-def _literal(text: str) -> int | float | bool | str:
-    """Reads a value of a flag whose type is not known here, so that SGLang's default is seen to be that."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for parse in (int, float):
-        try:
-            return parse(text)
-        except ValueError:
-            pass
-    return text

@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from jaxspec.checks import (
     MAX_INT32,
     check_bool,
     check_choice,
+    check_functions,
     check_instance,
     check_int,
     check_ints,
@@ -33,6 +34,7 @@ ATTENTION_BACKENDS = ("auto", "xla", "cpu", "pallas_tpu", "pallas_gpu")
 # A lookup compares every length of suffix: each makes the compiled step longer.
 MAX_NGRAM = 64
 ACCEPT_RULES = ("coupled", "rejection", "target_only", "typical")
+THRESHOLDS = ("accept_threshold_single", "accept_threshold_acc")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,12 @@ class EngineConfig:
         scan_layers: stack equal layers and scan over them.
         max_stop_token_ids: most stop ids a request may have, the model's own included.
         max_logprobs: most top log-probabilities a request may ask for.
+        max_logit_bias: most tokens whose logits a request may bias; 0 compiles none of it.
+        max_bad_words: most bad words of two tokens and more a request may have; 0 compiles none of it.
+        max_bad_word_tokens: longest bad word, in tokens.
+        logits_processors: name -> a pure JAX function that requests may name: of a draw's logits, float32 [V], and of
+            its row (`jaxspec.adjust.RowTokens`), to logits. A draft tree's nodes are drawn with the drafts on their own
+            path for tokens, so that the output is that of plain decoding. Pairs once built.
         simulate_accept_len: for benchmarks alone: rounds accept drafts unseen, so that they emit so many tokens on
             average; the output is then not the model's. At most three decimals.
 
@@ -97,6 +105,10 @@ class EngineConfig:
     scan_layers: bool | None = None
     max_stop_token_ids: int = 16
     max_logprobs: int = MAX_LOGPROBS
+    max_logit_bias: int = 300
+    max_bad_words: int = 32
+    max_bad_word_tokens: int = 8
+    logits_processors: Mapping[str, Callable[..., Any]] | Sequence[Any] = ()
     simulate_accept_len: float | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +127,10 @@ class EngineConfig:
             random_seed=check_int("random_seed", self.random_seed, low=0, high=MAX_SEED),
             max_stop_token_ids=check_int("max_stop_token_ids", self.max_stop_token_ids, low=1, high=MAX_INT32),
             max_logprobs=check_int("max_logprobs", self.max_logprobs, low=0, high=MAX_LOGPROBS),
+            max_logit_bias=check_int("max_logit_bias", self.max_logit_bias, low=0, high=MAX_INT32),
+            max_bad_words=check_int("max_bad_words", self.max_bad_words, low=0, high=MAX_INT32),
+            max_bad_word_tokens=check_int("max_bad_word_tokens", self.max_bad_word_tokens, low=2, high=MAX_INT32),
+            logits_processors=check_functions("logits_processors", self.logits_processors),
         )
         for name in (
             "disable_overlap_schedule",
@@ -139,6 +155,11 @@ class EngineConfig:
         if self.simulate_accept_len is not None:
             set_checked(self, simulate_accept_len=_check_accept_len(self.simulate_accept_len))
         self._check_buckets()
+
+    @property
+    def processors(self) -> dict[str, Callable[..., Any]]:
+        """`logits_processors` by name, in their order."""
+        return dict(cast(Sequence[tuple[str, Callable[..., Any]]], self.logits_processors))
 
     def _check_buckets(self) -> None:
         """Sorts the buckets, and checks that the largest holds what it has to."""
@@ -197,7 +218,13 @@ class SpecConfig:
         merge_num_steps: length of its chain.
         overlap_trees: lets trees (eagle_topk > 1, or merged) run on the overlapped schedule (v2).
         strict: turns every override, fallback and warning of the plan into an error.
-        accept_rule: one of `ACCEPT_RULES`.
+        accept_rule: "coupled" gives the output of plain decoding, token for token. "rejection" (chains) and
+            "target_only" give its law, and other tokens than plain decoding draws; greedy requests get the same tokens
+            by any rule.
+        block_verification: has "rejection" judge a chain as a whole: more drafts are accepted, by the same law.
+        accept_threshold_single: "target_only" accepts a draft that the target gives this probability, above 0 to 1.
+            Below 1 it is lossy: the output no longer follows the target's law.
+        accept_threshold_acc: the same of the sum of a draft's and its siblings' probabilities, which is divided by it.
         shared_noise: sampled drafts are drawn with the noise of the target's own draw, and so agree with it more often;
             False draws them with noise of their own, to measure what sharing gives. The output is the same.
         ngram_max_match: longest suffix that NGRAM looks up.
@@ -220,6 +247,9 @@ class SpecConfig:
     overlap_trees: bool = False
     strict: bool = False
     accept_rule: str = "coupled"
+    block_verification: bool = False
+    accept_threshold_single: float = 1.0
+    accept_threshold_acc: float = 1.0
     shared_noise: bool = True
     ngram_max_match: int = 3
     ngram_min_match: int = 1
@@ -246,7 +276,7 @@ class SpecConfig:
         check_bool("overlap_trees", self.overlap_trees)
         check_bool("strict", self.strict)
         check_bool("shared_noise", self.shared_noise)
-        check_choice("accept_rule", self.accept_rule, ACCEPT_RULES)
+        self._check_rule()
         shortest = check_int("ngram_min_match", self.ngram_min_match, low=1)
         longest = check_int("ngram_max_match", self.ngram_max_match, low=1, high=MAX_NGRAM)
         if shortest > longest:
@@ -255,6 +285,25 @@ class SpecConfig:
                 f"set ngram_max_match to at least {shortest}."
             )
         set_checked(self, ngram_min_match=shortest, ngram_max_match=longest)
+
+    def _check_rule(self) -> None:
+        check_choice("accept_rule", self.accept_rule, ACCEPT_RULES)
+        check_bool("block_verification", self.block_verification)
+        if self.block_verification and self.accept_rule != "rejection":
+            raise ValueError(
+                f"block_verification=True is an option of accept_rule='rejection', not of {self.accept_rule!r}; "
+                "set that rule, or leave it out."
+            )
+        for name in THRESHOLDS:
+            threshold = check_real(name, getattr(self, name))
+            if not 0 < threshold <= 1:
+                raise ValueError(f"{name}={threshold} must be above 0 and at most 1; set 1 for no loss.")
+            if threshold < 1 and self.accept_rule != "target_only":
+                raise ValueError(
+                    f"{name}={threshold} is lossy, and accept_rule={self.accept_rule!r} is not; "
+                    "set accept_rule='target_only', or leave it out."
+                )
+            set_checked(self, **{name: threshold})
 
     @classmethod
     def from_sglang(cls, **flags: object) -> "SpecConfig":

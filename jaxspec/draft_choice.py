@@ -9,7 +9,7 @@ from jaxspec.sglang_flags import flag_of
 
 KNOWN_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DSPARK", "UNO")
 WITH_DRAFT_MODEL = ("EAGLE", "EAGLE3", "STANDALONE")
-AVAILABLE_ACCEPT_RULES = ("coupled",)
+AVAILABLE_ACCEPT_RULES = ("coupled", "rejection", "target_only")
 
 
 class SettingNames(NamedTuple):
@@ -45,7 +45,8 @@ def choose_algorithm(
         raise ValueError(f"{names.algorithm}={algorithm!r} is not in this version; set one of {ready}.")
     if spec.accept_rule not in AVAILABLE_ACCEPT_RULES:
         raise ValueError(
-            f"accept_rule={spec.accept_rule!r} is not in this version; set 'coupled', which is exact token for token."
+            f"accept_rule={spec.accept_rule!r} is not offered: it changes what the model would say, by a bound that "
+            "depends on the entropy; set 'coupled', which is exact token for token, or 'target_only' with thresholds."
         )
     if algorithm == "NEXTN":
         _check_own_head(spec, target, names)

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.batches import DecodeBatch, Entry, Limits, PrefillBatch, PrefillChunk, Progress, VerdictArrays
+from jaxspec.batches import DecodeBatch, EchoArrays, Entry, Limits, PrefillBatch, Progress, VerdictArrays
 from jaxspec.config import EngineConfig
+from jaxspec.fill import fill_chunk
 from jaxspec.metrics import EngineMetrics
 from jaxspec.outputs import FinishReason
 from jaxspec.pages import PagePool
@@ -18,7 +19,7 @@ from jaxspec.plan import SpecPlan
 from jaxspec.request import Request
 from jaxspec.runner import Runner, Warmup
 from jaxspec.scheduler import Scheduler
-from jaxspec.step import Chunks, RoundView
+from jaxspec.step import Echo, RoundView
 from jaxspec.verify import Verdict
 
 # Rows of a prefill batch that is not of one row.
@@ -48,6 +49,7 @@ class _Dispatch:
 
     batch: PrefillBatch | DecodeBatch
     verdict: Verdict
+    echo: Echo | None = None  # of a prefill
 
 
 class Engine:
@@ -70,6 +72,7 @@ class Engine:
         self._runner = runner
         self._scheduler = Scheduler(self.limits, PagePool(plan.num_pages, plan.page_size))
         self._scheduler.metrics.simulate_accept_len = plan.simulate_accept_len
+        self._scheduler.metrics.exactness = plan.exactness
         self._in_flight: deque[_Dispatch] = deque()
         self._unusable: str | None = None  # why
 
@@ -187,11 +190,11 @@ class Engine:
             return False
         chunks = self._runner.empty_chunks(batch.num_rows, batch.chunk_len)
         for index, chunk in enumerate(batch.chunks):
-            _fill_chunk(chunks, index, chunk)
+            fill_chunk(chunks, index, chunk)
             _fill_table(chunks.table, index, self._scheduler.page_row(chunk.request))
             if chunk.adopted:
                 self._runner.adopt(chunk.row, chunk.adopted)
-        self._in_flight.append(_Dispatch(batch, self._runner.prefill(chunks)))
+        self._in_flight.append(_Dispatch(batch, *self._runner.prefill(chunks)))
         return True
 
     def _decode(self) -> bool:
@@ -228,6 +231,7 @@ def read_verdict(dispatch: _Dispatch) -> VerdictArrays:
     batch, verdict = dispatch.batch, dispatch.verdict
     members = batch.chunks if isinstance(batch, PrefillBatch) else batch.entries
     wanted = any(member.request.params.logprobs is not None for member in members)
+    echo_wanted = dispatch.echo is not None and any(member.request.wants_prompt_logprobs for member in members)
 
     def read(leaf) -> np.ndarray:
         array = np.asarray(leaf)
@@ -242,30 +246,9 @@ def read_verdict(dispatch: _Dispatch) -> VerdictArrays:
         logprobs=read(verdict.logprobs) if wanted else None,
         top_ids=read(verdict.top_ids) if wanted else None,
         top_logprobs=read(verdict.top_logprobs) if wanted else None,
+        echo=EchoArrays(*map(np.asarray, dispatch.echo or ())) if echo_wanted else None,
     )
 
 
 def _fill_table(table: Any, index: int, pages: list[int]) -> None:
     table[index, : len(pages)] = pages
-
-
-def _fill_chunk(chunks: Chunks, index: int, chunk: PrefillChunk) -> None:
-    """Writes one chunk and its request's settings into row `index` of a dispatch."""
-    params = chunk.request.params
-    arrays: Any = chunks  # NumPy arrays, fresh from the runner
-    sampling = arrays.sampling
-    arrays.row_ids[index] = chunk.row
-    arrays.tokens[index, : len(chunk.tokens)] = chunk.tokens
-    arrays.length[index] = len(chunk.tokens)
-    arrays.start[index] = chunk.start
-    arrays.next_token[index] = chunk.next_token
-    arrays.is_last[index] = chunk.is_last
-    arrays.remaining[index] = chunk.remaining
-    sampling.temperature[index] = params.temperature
-    sampling.top_k[index] = max(params.top_k, 0)
-    sampling.top_p[index] = params.top_p
-    sampling.min_p[index] = params.min_p
-    sampling.seed[index] = chunk.request.seed >> 32, chunk.request.seed & 0xFFFFFFFF
-    sampling.stop_ids[index, : len(chunk.request.stop_ids)] = chunk.request.stop_ids
-    sampling.min_len[index] = chunk.min_len
-    sampling.want_logprobs[index] = params.logprobs is not None

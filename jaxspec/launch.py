@@ -22,7 +22,7 @@ from jaxspec.device import (
     platform,
 )
 from jaxspec.draft import DRAFTS
-from jaxspec.draft.base import DraftMethod, DraftSettings
+from jaxspec.draft.base import DraftMethod, DraftSettings, Noise
 from jaxspec.draft.merged import Merged
 from jaxspec.draft.shape import StaticTree, TreeShape
 from jaxspec.engine import Engine
@@ -30,8 +30,12 @@ from jaxspec.loading.checkpoint import Checkpoint, open_checkpoint
 from jaxspec.loading.drafts import DRAFT_SOURCES, OWN_DRAFT_SOURCES, DraftSource, ModelSource, weight_bytes
 from jaxspec.plan import Note, SpecPlan
 from jaxspec.resolve import resolve
+from jaxspec.rules import COUPLED, Rejection, Rule, TargetOnly
 from jaxspec.runner import Runner, RunnerShape
+from jaxspec.sampling_params import MAX_PROCESSOR_ARGUMENTS
+from jaxspec.simulation import Simulated
 from jaxspec.sizes import num_rows
+from jaxspec.state import Widths
 from jaxspec.step import Params, Program
 from jaxspec.tokenizer import Tokenizer
 from jaxspec.tree_shape import TreeShape as Numbers
@@ -82,6 +86,7 @@ def launch(
         page_size=plan.page_size,
         dtype=dtype,
         attention_backend=plan.attention_backend,
+        widths=_widths(settings, program.target.config.vocab_size),
     )
     runner = make_runner(program, params, shape)
     if plan.prefix_caching and not runner.keeps_all_in_pages:
@@ -92,6 +97,35 @@ def launch(
     if settings.warmup:
         warm_up(engine, settings.progress)
     return engine
+
+
+def rule_for(plan: SpecPlan) -> Rule:
+    """The rule that judges the drafts of a plan."""
+    if plan.simulate_accept_len is not None:
+        return Simulated(plan.simulate_accept_len)
+    return {
+        "coupled": COUPLED,
+        "rejection": Rejection(plan.block_verification),
+        "target_only": TargetOnly(plan.accept_threshold_single, plan.accept_threshold_acc),
+    }[plan.accept_rule]
+
+
+def noise_for(plan: SpecPlan) -> Noise:
+    """How drafts are drawn that this plan's rule judges."""
+    if plan.accept_rule == "coupled":
+        return Noise.SHARED if plan.shared_noise else Noise.OWN
+    return Noise.FRESH if plan.accept_rule == "rejection" else Noise.NONE
+
+
+def _widths(settings: EngineConfig, vocab_size: int) -> Widths:
+    return Widths(
+        num_biases=settings.max_logit_bias,
+        banned_vocab=vocab_size,
+        num_bad_words=settings.max_bad_words,
+        bad_word_len=settings.max_bad_word_tokens,
+        num_processors=len(settings.processors),
+        num_arguments=MAX_PROCESSOR_ARGUMENTS,
+    )
 
 
 def make_runner(program: Program, params: Params, shape: RunnerShape) -> Runner:
@@ -192,12 +226,13 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
     }
     network, leaves = target.load(**how)
     vocab_size = network.config.vocab_size
+    processors = tuple(settings.processors.values())
 
     def make(algorithm: str, shape: TreeShape, source: DraftSource | None) -> tuple[DraftMethod, tuple[Any, ...]]:
         own, weights = None, ()
         if source is not None:
             own, weights = source.load((network, leaves), **how)
-        wanted = DraftSettings(shape, plan.shared_noise, plan.ngram_min_match, plan.ngram_max_match)
+        wanted = DraftSettings(shape, noise_for(plan), plan.ngram_min_match, plan.ngram_max_match, processors)
         return DRAFTS[algorithm](wanted, own, vocab_size), weights
 
     shape = TreeShape(plan.num_steps, plan.eagle_topk, plan.num_draft_tokens)
@@ -214,5 +249,5 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
         other, other_leaves = make(plan.merge, second, drafts[1])
         method, draft_leaves = Merged((one, other), plan.num_draft_tokens), (one_leaves, other_leaves)
     num_top = min(settings.max_logprobs, vocab_size)
-    program = Program(network, method, plan.rounds_per_dispatch, num_top, plan.simulate_accept_len)
+    program = Program(network, method, plan.rounds_per_dispatch, num_top, processors, rule_for(plan))
     return program, Params(leaves, draft_leaves)

@@ -68,6 +68,11 @@ class LLM:
             eos_ids=eos_ids,
             max_stop_token_ids=settings.max_stop_token_ids,
             max_logprobs=runner.program.num_top_logprobs,
+            max_logit_bias=settings.max_logit_bias,
+            max_bad_words=settings.max_bad_words,
+            max_bad_word_tokens=settings.max_bad_word_tokens,
+            processors=tuple(settings.processors),
+            exactness=self.plan.exactness,
             simulate_accept_len=self.plan.simulate_accept_len,
         )
         self._watch = AcceptanceWatch(self.plan.algorithm)

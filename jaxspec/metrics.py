@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from jaxspec.outputs import Exactness
+
 
 class Emission(NamedTuple):
     """What one retired step added to a request: a round, or the end of a prefill."""
@@ -112,6 +114,7 @@ class EngineMetrics:
         prefill_dispatches, decode_dispatches: batches planned; a decode batch is `rounds_per_dispatch` rounds.
         prefill_seconds, decode_seconds: host wall time spent in prefill and in decode, as measured by the engine.
         stats: sums over the retired rounds of all rows.
+        exactness: what sampled output is to plain decoding's, see `SpecPlan.exactness`; "lossy" puts speed before it.
         simulate_accept_len: where acceptance is simulated (see `EngineConfig`), so that none of it was earned.
     """
 
@@ -126,6 +129,7 @@ class EngineMetrics:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     stats: RoundStats = dataclasses.field(default_factory=RoundStats)
+    exactness: Exactness = "token"
     simulate_accept_len: float | None = None
 
     @property

@@ -4,11 +4,13 @@ import dataclasses
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort"]
+# What output is to plain decoding's: the same tokens; tokens by the same law; or neither, for the sake of speed.
+Exactness = Literal["token", "law", "lossy"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """Log probability of an emitted token, and of the best tokens at its position (`top`, best first)."""
+    """Log probability of a token of the output or the prompt, and of the best at its position (`top`, best first)."""
 
     token_id: int
     logprob: float
@@ -45,6 +47,7 @@ class Completion:
         rounds: verify rounds that emitted tokens.
         accept_length: tokens emitted by rounds / rounds; None without a round.
         accepted_per_position: entry j is how many rounds accepted at least j + 1 drafts.
+        exactness: "token" where the tokens are those of plain decoding, "law" where they follow its law, or "lossy".
         reasoning: what came before the answer; None without a reasoning parser.
         reasoning_tokens: how many of `token_ids` that took, the mark of its end included; likewise.
         simulate_accept_len: where acceptance was simulated (see `EngineConfig`): then neither tokens nor text are the
@@ -62,6 +65,7 @@ class Completion:
     accepted: int
     proposed: int
     accepted_per_position: list[int]
+    exactness: Exactness
     timings: Timings
     reasoning: str | None = None
     reasoning_tokens: int | None = None
@@ -74,12 +78,14 @@ class RequestOutput:
 
     Attributes:
         prompt: the prompt as it was given (text, token ids or chat messages).
+        prompt_logprobs: one entry for each of `prompt_token_ids`, None for the first; None when not asked for.
     """
 
     request_id: str
     prompt: object
     prompt_token_ids: list[int]
     completions: tuple[Completion, ...]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def text(self) -> str:
@@ -116,6 +122,10 @@ class RequestOutput:
     @property
     def accepted_per_position(self) -> list[int]:
         return self.completions[0].accepted_per_position
+
+    @property
+    def exactness(self) -> Exactness:
+        return self.completions[0].exactness
 
     @property
     def rounds(self) -> int:

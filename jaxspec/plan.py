@@ -4,6 +4,8 @@ import dataclasses
 import logging
 from typing import Any
 
+from jaxspec.outputs import Exactness
+
 # The kinds of note, and what they mean under strict=True.
 AUTO = "auto"  # a value the user left open was filled in
 REQUESTED = "requested"  # the settings themselves ask for it, at a cost worth saying
@@ -101,6 +103,7 @@ class SpecPlan:
         decode_row_buckets: batch sizes that decoding is compiled for, ascending.
         prefill_chunk_buckets: chunk lengths that prefill is compiled for, ascending.
         scan_layers: whether equal layers are stacked and scanned over.
+        accept_rule, ..., accept_threshold_acc: how drafts are judged, see `SpecConfig`.
         attention_backend: "xla", or "cpu" for the CPU's kernel.
         weight_layout: "plain" arrays, or "panels" for the CPU's kernel.
         weight_dtype: what weights that are multiplied are stored as; "int8" is one scale for some values of a column.
@@ -122,6 +125,9 @@ class SpecPlan:
     rounds_per_dispatch: int
     max_running_requests: int
     accept_rule: str
+    block_verification: bool = False
+    accept_threshold_single: float = 1.0
+    accept_threshold_acc: float = 1.0
     shared_noise: bool
     ngram_min_match: int
     ngram_max_match: int
@@ -139,6 +145,13 @@ class SpecPlan:
     simulate_accept_len: float | None = None
     prefix_caching: bool = True
     notes: tuple[Note, ...] = ()
+
+    @property
+    def exactness(self) -> Exactness:
+        """What sampled output is to plain decoding's; greedy output is the same, token for token, if not simulated."""
+        if self.simulate_accept_len is not None or min(self.accept_threshold_single, self.accept_threshold_acc) < 1:
+            return "lossy"
+        return "token" if self.accept_rule == "coupled" else "law"
 
     @property
     def path_len(self) -> int:

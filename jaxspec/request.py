@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from jaxspec.config import SamplingParams
 from jaxspec.metrics import Emission, RoundStats
-from jaxspec.outputs import Completion, FinishReason, RequestOutput, StreamChunk, Timings, TokenLogprobs
+from jaxspec.outputs import Completion, Exactness, FinishReason, RequestOutput, StreamChunk, Timings, TokenLogprobs
+from jaxspec.request_rules import RequestRules, check_adjustments, processor_arguments
 
 __all__ = [
     "Completion",
@@ -41,8 +42,12 @@ class Request:
         prompt_index, index: which prompt of the call, and which of its completions.
         budget: most tokens it may emit, at least 0.
         stop_ids: tokens that end it; the stop token is emitted and counted.
+        processors: place of each user's processor that applies -> its numbers.
+        exactness: what its outputs are to those of plain decoding.
         output_ids: emitted tokens the host knows of.
         logprobs: one entry for each of `output_ids` where `params.logprobs` is not None, else empty.
+        prompt_logprobs: one entry for each token of the prompt that was prefilled so far, where they are wanted; None
+            for the first, which nothing comes before.
         emissions: what each retired step added; their counts add up to `len(output_ids)`.
         order: admission order, smaller is older.
         row, pages: where it sits on the device; None and [] unless RUNNING.
@@ -65,8 +70,11 @@ class Request:
     seed: int
     budget: int
     stop_ids: tuple[int, ...]
+    processors: dict[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    exactness: Exactness = "token"
     output_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = dataclasses.field(default_factory=lambda: [None])
     emissions: list[Emission] = dataclasses.field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -111,6 +119,11 @@ class Request:
         return self.budget - len(self.output_ids)
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Of several completions, the first finds them for all."""
+        return self.params.prompt_logprobs is not None and self.index == 0
+
+    @property
     def is_finished(self) -> bool:
         return self.status is Status.FINISHED
 
@@ -143,31 +156,12 @@ class Request:
             accepted=stats.accepted,
             proposed=stats.proposed,
             accepted_per_position=stats.accepted_per_position,
+            exactness=self.exactness,
             timings=Timings(arrival=self.arrival, first_token=self.first_token, finished=self.finished),
             reasoning=reasoning,
             reasoning_tokens=reasoning_tokens,
             simulate_accept_len=self.simulate_accept_len,
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RequestRules:
-    """What the engine can serve; `make_requests` refuses the rest.
-
-    Attributes:
-        max_model_len: most tokens of prompt and output together.
-        vocab_size: token ids are below this.
-        eos_ids: end-of-sequence tokens of the model.
-        max_stop_token_ids, max_logprobs: widths of the device's arrays.
-        simulate_accept_len: see `Completion`.
-    """
-
-    max_model_len: int
-    vocab_size: int
-    eos_ids: tuple[int, ...] = ()
-    max_stop_token_ids: int = 16
-    max_logprobs: int = 20
-    simulate_accept_len: float | None = None
 
 
 def make_requests(
@@ -190,6 +184,8 @@ def make_requests(
     prompt = [int(token) for token in prompt_ids]
     _check_prompt(prompt, params, rules, prompt_index)
     stop_ids = _stop_ids(params, rules)
+    check_adjustments(params, rules, stop_ids)
+    processors = processor_arguments(params, rules)
     room = rules.max_model_len - len(prompt)
     budget = room if params.max_tokens is None else min(params.max_tokens, room)
     seed = rng.getrandbits(64) if params.seed is None else params.seed
@@ -203,6 +199,8 @@ def make_requests(
             seed=completion_seed(seed, index),
             budget=budget,
             stop_ids=stop_ids,
+            processors=processors,
+            exactness=rules.exactness if params.temperature > 0 or rules.simulate_accept_len else "token",
             simulate_accept_len=rules.simulate_accept_len,
         )
         for index in range(params.n)
@@ -243,11 +241,13 @@ def _check_prompt(prompt: list[int], params: SamplingParams, rules: RequestRules
             f"prompt {prompt_index} has token id {wrong}; this model's ids are 0..{rules.vocab_size - 1}. "
             "Was it encoded with another tokenizer?"
         )
-    if params.logprobs is not None and params.logprobs > rules.max_logprobs:
-        raise ValueError(
-            f"logprobs={params.logprobs} is more than max_logprobs={rules.max_logprobs}; "
-            f"ask for fewer or set EngineConfig(max_logprobs={params.logprobs})."
-        )
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and wanted > rules.max_logprobs:
+            raise ValueError(
+                f"{name}={wanted} is more than max_logprobs={rules.max_logprobs}; "
+                f"ask for fewer or set EngineConfig(max_logprobs={wanted})."
+            )
 
 
 def _stop_ids(params: SamplingParams, rules: RequestRules) -> tuple[int, ...]:

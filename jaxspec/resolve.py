@@ -16,6 +16,7 @@ from jaxspec.draft_choice import KNOWN_ALGORITHMS, check_recurrent, check_topk, 
 from jaxspec.environment import is_on
 from jaxspec.merge_choice import MERGED_NAMES, Merge, choose_merge, merged_shape, second_method
 from jaxspec.plan import AUTO, FALLBACK, REFUSED_BY_STRICT, REQUESTED, WARNING, DraftInfo, Note, SpecPlan, TargetInfo
+from jaxspec.rule_choice import RULE_SETTINGS, check_rule
 from jaxspec.sglang_flags import SGLANG_ENVIRONMENT
 from jaxspec.sizes import Sizes, choose_sizes
 from jaxspec.tree_shape import PLAIN, TREE, TreeShape, automatic_chain, check_shape, check_steps, fill_shape, paths_of
@@ -141,6 +142,7 @@ def _resolve(given: _Given) -> SpecPlan:
             shape = merged_shape(settings, shape, merge.merge_num_steps, given.notes)
         check_recurrent(settings, _is_tree(settings, shape), given.target, (given.draft, given.merge_draft))
         rounds_in_flight = _rounds_in_flight(given, settings, shape)
+        check_rule(settings, is_tree=_is_tree(settings, shape), notes=given.notes)
         _note_what_has_no_effect(given, settings, shape)
     elif rounds_in_flight and not allows_v2(given.env):
         reason = "no effect on plain decoding; set disable_overlap_schedule to have it wait for each step"
@@ -157,7 +159,7 @@ def _resolve(given: _Given) -> SpecPlan:
         rounds_in_flight=rounds_in_flight,
         rounds_per_dispatch=given.engine.rounds_per_dispatch,
         prefix_caching=given.engine.prefix_caching,
-        accept_rule=settings.accept_rule,
+        **{name: getattr(settings, name) for name in RULE_SETTINGS},
         shared_noise=settings.shared_noise,
         ngram_min_match=settings.ngram_min_match,
         ngram_max_match=settings.ngram_max_match,
@@ -243,7 +245,7 @@ def _shape(given: _Given, spec: SpecConfig, algorithm: str, max_model_len: int) 
     automatic, reason = automatic_chain(max_model_len)
     architecture = given.target.architecture
     prefers_tree = spec.draft_model is not None and architecture in TREE_TARGETS.get(algorithm, ())
-    if prefers_tree and TREE.num_steps < max_model_len and spec.merge is None:
+    if prefers_tree and TREE.num_steps < max_model_len and spec.merge is None and spec.accept_rule != "rejection":
         if given.v1_chosen or spec.overlap_trees:
             automatic, reason = TREE, f"automatic for {algorithm} on {architecture}"
         else:
@@ -283,6 +285,9 @@ def _note_what_has_no_effect(given: _Given, spec: SpecConfig, shape: TreeShape) 
     defaults = SpecConfig()
     if not spec.shared_noise and {spec.algorithm, spec.merge} <= {"NGRAM", None}:
         given.note("shared_noise", False, None, "no effect: a lookup draws nothing", WARNING)
+    elif not spec.shared_noise and spec.accept_rule != "coupled":
+        reason = f"no effect: accept_rule={spec.accept_rule!r} never shares noise with the drafts"
+        given.note("shared_noise", False, None, reason, WARNING)
     for name in ("ngram_min_match", "ngram_max_match"):
         value = getattr(spec, name)
         if "NGRAM" not in (spec.algorithm, spec.merge) and value != getattr(defaults, name):

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxspec.batches import LENGTH, RUNNING, STOP, VerdictArrays
+from jaxspec.batches import LENGTH, RUNNING, STOP, EchoArrays, PrefillChunk, VerdictArrays
 from jaxspec.metrics import Emission, RoundStats, cut_emissions
 from jaxspec.outputs import TokenLogprobs
 from jaxspec.request import Request
@@ -58,6 +58,31 @@ def append_steps(
         request.emissions.append(step.emission)
         stats.add(step.emission)
     return token_ids, None if request.params.logprobs is None else logprobs
+
+
+def append_prompt_logprobs(chunk: PrefillChunk, echo: EchoArrays | None, index: int) -> None:
+    """Takes the log-probabilities of the prompt's tokens that follow those of a chunk, where its request wants them.
+
+    What is known already (the request was preempted, and is computed anew) is left as it is.
+
+    Raises:
+        RuntimeError: it wants them, and the device gave none.
+    """
+    request = chunk.request
+    if not request.wants_prompt_logprobs:
+        return
+    known, prompt = request.prompt_logprobs, request.prompt_ids
+    first, end = len(known) - 1 - chunk.start, min(len(chunk.tokens), len(prompt) - 1 - chunk.start)
+    if first >= end:
+        return
+    if first < 0:
+        raise _wrong(request, f"{-first} tokens of its prompt before token {chunk.start} were not computed for it")
+    if echo is None:
+        raise _wrong(request, "it asks for prompt_logprobs and the verdict has none")
+    num_top = request.params.prompt_logprobs or 0
+    chosen, ids, top = (leaf[index, first:end].tolist() for leaf in echo)
+    for token, logprob, best, values in zip(prompt[len(known) :], chosen, ids, top):
+        known.append(TokenLogprobs(token_id=token, logprob=logprob, top=dict(zip(best[:num_top], values[:num_top]))))
 
 
 def cut_outputs(request: Request, keep: int, stats: RoundStats) -> None:

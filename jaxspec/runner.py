@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxspec.draft.base import CacheShape
 from jaxspec.kv_cache import Paged
-from jaxspec.state import Rows, Sampling, State
-from jaxspec.step import Chunks, Params, Program, RoundView, compiled_steps, preview_step
+from jaxspec.state import NO_WIDTHS, Rows, Sampling, State, Widths
+from jaxspec.step import Chunks, Echo, Params, Program, RoundView, compiled_steps, preview_step
 from jaxspec.verify import Verdict
 
 
@@ -25,6 +25,7 @@ class RunnerShape(NamedTuple):
     page_size: int
     dtype: jnp.dtype
     attention_backend: str = "xla"
+    widths: Widths = NO_WIDTHS
 
     @property
     def table_width(self) -> int:
@@ -67,7 +68,8 @@ class Runner:
             backend=pool.attention_backend,
         )
         draft = program.draft.init(pool)
-        return State(Rows.zeros(shape.num_rows, shape.max_model_len, shape.num_stop_ids), caches, draft)
+        rows = Rows.zeros(shape.num_rows, shape.max_model_len, shape.num_stop_ids, shape.widths)
+        return State(rows, caches, draft)
 
     @property
     def keeps_all_in_pages(self) -> bool:
@@ -104,7 +106,7 @@ class Runner:
             is_last=ints().astype(bool),
             remaining=ints(),
             # Never made on the device: reading it back would wait for the rounds in flight.
-            sampling=Sampling.zeros(num_rows, self.shape.num_stop_ids, xp=np),
+            sampling=Sampling.zeros(num_rows, self.shape.num_stop_ids, self.shape.widths, xp=np),
         )
 
     def adopt(self, row: int, tokens: Sequence[int]) -> None:
@@ -113,10 +115,10 @@ class Runner:
         padded[: len(tokens)] = tokens
         self._state = self._state._replace(rows=_adopt(self._state.rows, np.int32(row), padded))
 
-    def prefill(self, chunks: Chunks) -> Verdict:
+    def prefill(self, chunks: Chunks) -> tuple[Verdict, Echo]:
         """Dispatches one chunk for each row."""
-        self._state, verdict = self._prefill(self.params, state=self._state, chunks=chunks)
-        return _start_copy(verdict)
+        self._state, verdict, echo = self._prefill(self.params, state=self._state, chunks=chunks)
+        return _start_copy(verdict), echo  # which few requests want: it is copied when it is read
 
     def decode(self, row_ids: np.ndarray, table: np.ndarray) -> Verdict:
         """Dispatches `program.rounds` rounds for the named rows."""
@@ -144,7 +146,7 @@ class Runner:
                 row_ids[0] = 0
                 verdict = self.decode(row_ids, self.empty_table(program.num_rows))
             else:
-                verdict = self.prefill(self._practice(program.num_rows, program.chunk_len))
+                verdict, _ = self.prefill(self._practice(program.num_rows, program.chunk_len))
             jax.block_until_ready(verdict)
             yield program
 

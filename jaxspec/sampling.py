@@ -6,14 +6,12 @@ batch or a preemption, and a draft that uses the same noise is accepted about as
 (drafter-invariant speculative decoding, arXiv 2408.07978).
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
+from jaxspec.adjust import NEG_INF, Processor, adjust, needs_adjusting
+from jaxspec.context import Context
 from jaxspec.state import Sampling
-
-NEG_INF = float("-inf")
 
 
 def gumbel_noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax.Array:
@@ -24,6 +22,17 @@ def gumbel_noise(seeds: jax.Array, positions: jax.Array, vocab_size: int) -> jax
         return jax.random.gumbel(key, (vocab_size,), jnp.float32)
 
     return jax.vmap(jax.vmap(one, (None, 0)))(seeds, positions)
+
+
+def fresh_seeds(seeds: jax.Array, purpose: int, roots: jax.Array) -> jax.Array:
+    """Seeds uint32 [B, 2] for one purpose in the round that starts at positions int32 [B], and for nothing else."""
+
+    def one(seed: jax.Array, root: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+        # No position is that large: what is folded in here is folded in nowhere else.
+        return jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, 2**32 - purpose), root))
+
+    return jax.vmap(one)(seeds, roots)
 
 
 def _ordered(x: jax.Array) -> jax.Array:
@@ -48,15 +57,21 @@ def mask_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
     """Applies top-k, then top-p over what top-k left, then min-p; logits [B, N, V] are already divided by temperature.
 
     Ties at the k-th value are all kept, as are ties at the edge of the nucleus, and the likeliest token always is.
-    Thresholds are found by bisection on the bits of the values: 32 passes over the logits, no sort.
+    Thresholds are found by bisection on the bits of the values: 32 passes over the logits, no sort, and none where no
+    row asks for the mask.
     """
     top_k, top_p, min_p = (x[:, None, None] for x in (sampling.top_k, sampling.top_p, sampling.min_p))
     keys = _ordered(logits)
     shape = (*logits.shape[:-1], 1)
-    kth = _largest(lambda t: jnp.sum(keys >= t, axis=-1, keepdims=True) >= top_k, shape)
+
+    def search(is_needed: jax.Array, holds) -> jax.Array:
+        """The threshold, or 0 where nobody needs one: the passes take longer than all else in a sampled round."""
+        return jax.lax.cond(jnp.any(is_needed), lambda: _largest(holds, shape), lambda: jnp.zeros(shape, jnp.uint32))
+
+    kth = search(top_k > 0, lambda t: jnp.sum(keys >= t, axis=-1, keepdims=True) >= top_k)
     logits = jnp.where((top_k > 0) & (keys < kth), NEG_INF, logits)
     probs = jax.nn.softmax(logits, axis=-1)
-    edge = _largest(lambda t: jnp.sum(jnp.where(keys >= t, probs, 0.0), axis=-1, keepdims=True) >= top_p, shape)
+    edge = search(top_p < 1, lambda t: jnp.sum(jnp.where(keys >= t, probs, 0.0), axis=-1, keepdims=True) >= top_p)
     # A top_p that is 0 in float32 is reached by no token at all.
     edge = jnp.minimum(edge, jnp.max(keys, axis=-1, keepdims=True))
     logits = jnp.where((top_p < 1) & (keys < edge), NEG_INF, logits)
@@ -64,27 +79,13 @@ def mask_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
     return jnp.where((min_p > 0) & too_small, NEG_INF, logits)
 
 
-def ban_stops(
-    logits: jax.Array,
-    positions: jax.Array,
-    sampling: Sampling,
-    then: Callable[[jax.Array], jax.Array] = lambda logits: logits,
-) -> jax.Array:
-    """Makes stop tokens impossible at absolute positions [B, N] below each row's `min_len`.
-
-    `then` is applied to the outcome, within the branches: what leaves a branch is copied there.
-    """
-    banned = positions < sampling.min_len[:, None]
-
-    def ban(logits: jax.Array) -> jax.Array:
-        rows = jnp.arange(logits.shape[0])[:, None, None]
-        nodes = jnp.arange(logits.shape[1])[None, :, None]
-        ids = sampling.stop_ids[:, None, :]
-        # Out of range is dropped; a -1 that fills the list would wrap to the last token.
-        ids = jnp.where(banned[..., None] & (ids >= 0), ids, logits.shape[-1])
-        return then(logits.at[rows, nodes, ids].set(NEG_INF, mode="drop"))
-
-    return jax.lax.cond(jnp.any(banned), ban, then, logits)
+def scale(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """Adjusted logits over the temperature, masked: float32 [B, N, V]; a greedy row's mean nothing."""
+    sampled = sampling.temperature > 0
+    masked = sampled & ((sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0))
+    # A greedy row in a mixed batch divides by 1: it must not depend on its neighbours.
+    scaled = logits / jnp.where(sampled, sampling.temperature, 1.0)[:, None, None]
+    return jax.lax.cond(jnp.any(masked), lambda x: mask_logits(x, sampling), lambda x: x, scaled)
 
 
 def perturb(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
@@ -94,25 +95,27 @@ def perturb(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.
     k of them are a draw of k tokens without replacement, by Gumbel-top-k); a greedy row's are its logits.
 
     Args:
-        logits: float32 [B, N, V].
+        logits: float32 [B, N, V], from `adjust`.
         positions: int32 [B, N], absolute positions of the tokens to be drawn.
         sampling: parameters per row.
 
     Returns:
         float32 [B, N, V].
     """
-    logits = ban_stops(logits, positions, sampling)
     sampled = sampling.temperature > 0
-    masked = sampled & ((sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0))
 
     def with_noise(logits: jax.Array) -> jax.Array:
-        # A greedy row in a mixed batch divides by 1: it must not depend on its neighbours.
-        scaled = logits / jnp.where(sampled, sampling.temperature, 1.0)[:, None, None]
-        scaled = jax.lax.cond(jnp.any(masked), lambda x: mask_logits(x, sampling), lambda x: x, scaled)
         noise = gumbel_noise(sampling.seed, positions, logits.shape[-1])
-        return jnp.where(sampled[:, None, None], scaled + noise, logits)
+        return jnp.where(sampled[:, None, None], scale(logits, sampling) + noise, logits)
 
     return jax.lax.cond(jnp.any(sampled), with_noise, lambda logits: logits, logits)
+
+
+def law(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """Probabilities of each draw, float32 [B, N, V], from logits out of `adjust`; a greedy row's are 0 and 1."""
+    drawn = jax.nn.softmax(scale(logits, sampling), axis=-1)
+    is_best = best_token(logits)[..., None] == jnp.arange(logits.shape[-1])
+    return jnp.where((sampling.temperature > 0)[:, None, None], drawn, is_best)
 
 
 def best_token(scores: jax.Array) -> jax.Array:
@@ -131,17 +134,21 @@ def best_token(scores: jax.Array) -> jax.Array:
     return jax.lax.platform_dependent(scores, cpu=two_passes, default=one_pass)
 
 
-def draw(logits: jax.Array, positions: jax.Array, sampling: Sampling) -> jax.Array:
-    """Draws one token per node: int32 [B, N] from logits [B, N, V], see `perturb`."""
+def draw(
+    logits: jax.Array,
+    positions: jax.Array,
+    sampling: Sampling,
+    context: Context,
+    processors: tuple[Processor, ...] = (),
+) -> jax.Array:
+    """Draws one token per node: int32 [B, N] from logits [B, N, V]; see `adjust` and `perturb`."""
 
     def from_scores(logits: jax.Array) -> jax.Array:
-        return best_token(perturb(logits, positions, sampling))
+        return best_token(perturb(adjust(logits, positions, sampling, context, processors), positions, sampling))
 
-    def greedy(logits: jax.Array) -> jax.Array:
-        return ban_stops(logits, positions, sampling, best_token)
-
-    # The scores of greedy rows are their logits; that no branch returns scores saves two copies of them.
-    return jax.lax.cond(jnp.any(sampling.temperature > 0), from_scores, greedy, logits)
+    # The scores of greedy rows that ask for nothing are their logits; that no branch returns scores saves two copies.
+    is_simple = ~(jnp.any(sampling.temperature > 0) | needs_adjusting(positions, sampling))
+    return jax.lax.cond(is_simple, best_token, from_scores, logits)
 
 
 def token_logprobs(

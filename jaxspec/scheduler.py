@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from jaxspec.batches import (
-    LENGTH,
-    STOP,
+    FINISH_REASONS,
     DecodeBatch,
     Entry,
     Limits,
@@ -22,12 +21,10 @@ from jaxspec.outputs import FinishReason
 from jaxspec.pages import PagePool
 from jaxspec.prefix import Prefixes
 from jaxspec.request import Request, Status
-from jaxspec.retire import append_steps, cut_outputs, read_steps
+from jaxspec.retire import append_prompt_logprobs, append_steps, cut_outputs, read_steps
 from jaxspec.rows import Rows
 
 __all__ = ["DecodeBatch", "Entry", "Limits", "PrefillBatch", "PrefillChunk", "Progress", "Scheduler", "VerdictArrays"]
-
-_FINISH: dict[int, FinishReason] = {STOP: "stop", LENGTH: "length"}
 
 
 class Scheduler:
@@ -173,9 +170,11 @@ class Scheduler:
         """Takes in what a prefill emitted: one token for each last chunk. R = P = 1 in `verdict`."""
         progress: list[Progress] = []
         for index, chunk in enumerate(batch.chunks):
-            if chunk.is_last and self._is_live(chunk.request, chunk.epoch):
-                chunk.request.prefill_in_flight = False
-                progress.append(self._retire(chunk.request, verdict, index, is_round=False))
+            if self._is_live(chunk.request, chunk.epoch):
+                append_prompt_logprobs(chunk, verdict.echo, index)
+                if chunk.is_last:
+                    chunk.request.prefill_in_flight = False
+                    progress.append(self._retire(chunk.request, verdict, index, is_round=False))
         return progress
 
     def retire_decode(self, batch: DecodeBatch, verdict: VerdictArrays) -> list[Progress]:
@@ -273,7 +272,7 @@ class Scheduler:
         token_ids, logprobs = append_steps(request, steps, self.metrics.stats)
         # The last token is emitted and not in the cache.
         self._rows.check_holds(request, request.known_len - 1)
-        finish = _FINISH.get(steps[-1].finish)
+        finish = FINISH_REASONS.get(steps[-1].finish)
         if finish is not None:
             self._end(request, finish)
             request.stop_reason = token_ids[-1] if finish == "stop" else None

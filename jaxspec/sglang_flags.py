@@ -4,13 +4,13 @@ A flag at SGLang's own default asks for nothing and passes. Anything else is map
 a user carries over from SGLang is silently ignored.
 """
 
-import math
-import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 PREFIX = "speculative_"
 
+# No field, but a value of accept_rule.
+_REJECTION = "use_rejection_sampling"
 # SGLang's name -> the field of SpecConfig. Two of SGLang's names may lead to one field.
 MAPPED = {
     "algorithm": "algorithm",
@@ -21,13 +21,17 @@ MAPPED = {
     "num_draft_tokens": "num_draft_tokens",
     "ngram_min_match_window_size": "ngram_min_match",
     "ngram_max_match_window_size": "ngram_max_match",
+    "use_rejection_sampling": _REJECTION,
+    "use_block_verification": "block_verification",
+    "accept_threshold_single": "accept_threshold_single",
+    "accept_threshold_acc": "accept_threshold_acc",
 }
 # Fields that SGLang has no flag for; a caller may pass them along with SGLang's.
 OWN_FIELDS = (
     *("static_tree", "merge", "merge_draft_model", "merge_num_steps"),
     *("overlap_trees", "strict", "accept_rule", "shared_noise", "ngram_min_match", "ngram_max_match"),
 )
-THRESHOLDS = ("accept_threshold_single", "accept_threshold_acc")
+THRESHOLDS = ("accept_threshold_single", "accept_threshold_acc")  # of both
 
 
 class Refused(NamedTuple):
@@ -40,7 +44,6 @@ class Refused(NamedTuple):
 _OWN_TEXT = "NGRAM looks up the request's own prompt and output, and keeps no table between requests; leave it out"
 _BRANCHES = "the width of a draft tree is set by eagle_topk and num_draft_tokens; use those"
 _ADAPTIVE = "num_steps stays the same for a whole run in this version; compare values with scripts/bench_decode.py"
-_COUPLED = "the coupled rule is exact, token for token, at every temperature; leave it out"
 _BLOCK = "block drafters are not in this version; use EAGLE3, STANDALONE or NGRAM with num_steps"
 _MOE = "mixture-of-experts layers have one implementation, for target and draft alike; leave it out"
 _WINDOW = "the draft attends to its whole context; bound the context with max_model_len (--context-length)"
@@ -52,8 +55,6 @@ REFUSED = {
     "draft_load_format": Refused(
         ("auto",), "the format is read off the checkpoint (safetensors or GGUF), and random weights are not offered"
     ),
-    "use_rejection_sampling": Refused((False,), _COUPLED),
-    "use_block_verification": Refused((False,), _COUPLED),
     "token_map": Refused((), "a reduced draft vocabulary is read from the EAGLE3 head itself; leave it out"),
     "attention_mode": Refused(
         ("prefill",), "verify and draft-extend share one attention, so there is nothing to choose; leave it out"
@@ -116,7 +117,8 @@ def translate(flags: Mapping[str, object]) -> dict[str, Any]:
     """Returns the fields of SpecConfig that `flags` ask for; None asks for nothing.
 
     Raises:
-        ValueError: a flag is unknown, refused, lossy, or given twice with different values; or there is no algorithm.
+        TypeError: use_rejection_sampling is neither True nor False.
+        ValueError: a flag is unknown, refused, or given twice with different values; or there is no algorithm.
     """
     fields: dict[str, Any] = {}
     for given, value in flags.items():
@@ -132,7 +134,21 @@ def translate(flags: Mapping[str, object]) -> dict[str, Any]:
         raise ValueError(
             f"algorithm is missing; set it ({flag_of('algorithm')}), or pass spec=None for plain decoding."
         )
+    _choose_rule(fields)
     return fields
+
+
+def _choose_rule(fields: dict[str, Any]) -> None:
+    """Names the accept rule that flags of SGLang stand for, unless it is named; `SpecConfig` checks that they agree."""
+    asks_for_rejection = fields.pop(_REJECTION, False)
+    if not isinstance(asks_for_rejection, bool):
+        raise TypeError(f"{_REJECTION}={asks_for_rejection!r} must be True or False.")
+    if asks_for_rejection and fields.setdefault("accept_rule", "rejection") != "rejection":
+        raise ValueError(f"{_REJECTION}=True contradicts accept_rule={fields['accept_rule']!r}; give one of them.")
+    if fields.get("block_verification") is True:
+        fields.setdefault("accept_rule", "rejection")
+    if any(fields.get(name, 1) != 1 for name in THRESHOLDS):
+        fields.setdefault("accept_rule", "target_only")
 
 
 def _is_refused(name: str) -> bool:
@@ -140,31 +156,16 @@ def _is_refused(name: str) -> bool:
 
 
 def _check_known(given: str, name: str, field: str | None) -> None:
-    if field is None and name not in THRESHOLDS and not _is_refused(name):
-        known = ", ".join([*MAPPED, *OWN_FIELDS, *THRESHOLDS])
+    if field is None and not _is_refused(name):
+        known = ", ".join([*MAPPED, *OWN_FIELDS])
         raise ValueError(f"{given} is not a speculative flag of SGLang or of jaxspec; the ones that work are {known}.")
 
 
 def _check_asks_for_nothing(given: str, name: str, value: object) -> None:
     """Raises unless a flag that maps to nothing has a value that asks for nothing."""
     _check_known(given, name, None)
-    if name in THRESHOLDS:
-        _check_threshold(given, value)
     # Types count: True is not the number 1.
-    elif name not in REFUSED or (type(value), value) not in [(type(d), d) for d in REFUSED[name].defaults]:
+    if name not in REFUSED or (type(value), value) not in [(type(d), d) for d in REFUSED[name].defaults]:
         reasons = (reason for prefix, reason in REFUSED_PREFIXES.items() if name.startswith(prefix))
         reason = REFUSED[name].reason if name in REFUSED else next(reasons)
         raise ValueError(f"{given}={value!r} ({flag_of(name)}) is refused: {reason}.")
-
-
-def _check_threshold(given: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{given}={value!r} must be a number, not {type(value).__name__}.")
-    threshold = float(value)
-    if math.isnan(threshold) or not 0 <= threshold <= 1:
-        raise ValueError(f"{given}={threshold} must be from 0 to 1; leave it out, which is 1.")
-    if threshold < 1:
-        raise ValueError(
-            f"{given}={threshold} is refused as lossy: below 1 it changes what the model would say; "
-            "leave it out, which is 1."
-        )

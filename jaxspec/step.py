@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxspec.adjust import Processor
 from jaxspec.attention import Block
+from jaxspec.context import Context
 from jaxspec.draft.base import DraftMethod, Observation
 from jaxspec.kv_cache import Accepted, put_caches, take_caches, wait_for
 from jaxspec.models.network import Network
+from jaxspec.rules import COUPLED, Rule
 from jaxspec.sampling import draw, token_logprobs
-from jaxspec.simulation import simulated_draws, simulated_tree
 from jaxspec.state import DraftState, Rows, Sampling, State, put, take
 from jaxspec.tree import DraftTree, ancestor_mask, node_depths, pack_bits
 from jaxspec.verify import Verdict, Walk, accept, advance, clip_walk
@@ -53,7 +55,8 @@ class Program:
     draft: DraftMethod
     rounds: int  # at most so many in one decode dispatch
     num_top_logprobs: int
-    simulate_accept_len: float | None = None  # see `EngineConfig`
+    processors: tuple[Processor, ...] = ()  # the user's
+    rule: Rule = COUPLED
 
     @property
     def path_len(self) -> int:
@@ -68,9 +71,10 @@ def _verdict(program: Program, walk: Walk, logits: jax.Array, rows: Rows) -> Ver
     return Verdict(walk.tokens, walk.count, walk.accepted, walk.proposed, walk.finish, *logprobs)
 
 
-def _within_budget(tree: DraftTree, depth: jax.Array, remaining: jax.Array) -> DraftTree:
-    """Empties nodes that no budget reaches: they are neither judged nor counted."""
-    reachable = depth < jnp.maximum(remaining, 1)[:, None]
+def _judgeable(tree: DraftTree, depth: jax.Array, rows: Rows) -> DraftTree:
+    """Empties nodes that no budget reaches, and those of rows without speculation: they are not judged or counted."""
+    most = jnp.where(rows.sampling.speculate, jnp.maximum(rows.remaining, 1), 1)
+    reachable = depth < most[:, None]
     return tree._replace(tokens=jnp.where(reachable, tree.tokens, -1))
 
 
@@ -81,27 +85,24 @@ class _Judged(NamedTuple):
     block: Block
     out: Any  # of the target, over the tree's nodes
     logits: jax.Array  # float32 [B, N, V]
-    drawn: jax.Array  # int32 [B, N], the target's token at every node
+    drawn: jax.Array  # int32 [B, N], see `Judgement`
     walk: Walk
 
 
 def _judge(program: Program, params: Params, state: State, table: jax.Array) -> _Judged:
     target, method, rows = program.target.bind(params.target), program.draft, state.rows
     tree = method.propose(params.draft, state.draft, rows, table)
-    accept_len = program.simulate_accept_len
-    if accept_len is not None:
-        tree = simulated_tree(tree, rows, method.num_steps)
+    tree = program.rule.replace_drafts(tree, rows, method.num_steps)
     depth = node_depths(tree.parents, method.num_steps)
-    tree = _within_budget(tree, depth, rows.remaining)
+    tree = _judgeable(tree, depth, rows)
     ancestors = None if method.is_chain else pack_bits(ancestor_mask(tree.parents, method.num_steps))
     positions = rows.seq_len[:, None] + depth
     block = Block(positions, jnp.where(rows.active, rows.seq_len, 0), table, ancestors)
     out = target.extend(tree.tokens, block, state.caches, capture=method.capture)
     logits = target.logits(out.hidden)
-    drawn, matched = draw(logits, positions + 1, rows.sampling), tree
-    if accept_len is not None:
-        matched, drawn = simulated_draws(tree, drawn, rows, accept_len)
-    return _Judged(tree, block, out, logits, drawn, accept(matched, drawn, rows, program.path_len))
+    context = Context.of_tree(rows, tree, method.num_steps)
+    judgement = program.rule.judge(logits, positions + 1, tree, rows, context, program.processors, program.path_len)
+    return _Judged(tree, block, out, logits, judgement.drawn, accept(tree, judgement, rows))
 
 
 def decode_round(program: Program, params: Params, state: State, table: jax.Array) -> tuple[State, Verdict]:
@@ -123,7 +124,7 @@ class RoundView(NamedTuple):
     """What a round would do, to be looked at."""
 
     tree: DraftTree
-    drawn: jax.Array  # int32 [B, N], the target's token at every node
+    drawn: jax.Array  # int32 [B, N], the target's token at every node; -1 where the rule draws none
     logprobs: jax.Array  # float32 [B, N], of each node's token by the target's own law at its parent; 0 at the root
     path: jax.Array  # int32 [B, P], nodes from the root on whose keys and values would be kept
     count: jax.Array  # int32 [B], how many of them
@@ -191,7 +192,41 @@ def decode_step(
     return _put_rows(state, row_ids, local), verdicts
 
 
-def prefill_step(program: Program, params: Params, state: State, chunks: Chunks) -> tuple[State, Verdict]:
+class Echo(NamedTuple):
+    """Log-probabilities of what follows each token of a chunk, by the model's law; zeros where no row wants them."""
+
+    logprobs: jax.Array  # float32 [b, C]
+    top_ids: jax.Array  # int32 [b, C, num_top]
+    top_logprobs: jax.Array  # float32 [b, C, num_top]
+
+
+# Positions whose logits an echo holds at a time.
+ECHO_POSITIONS = 16
+
+
+def _echo(program: Program, params: Params, hidden: jax.Array, tokens: jax.Array, wanted: jax.Array) -> Echo:
+    """The echo of hidden states [b, C, E] that are followed by tokens int32 [b, C]; computed where `wanted`."""
+    num_rows, length = tokens.shape
+    size = min(ECHO_POSITIONS, length)
+    missing = -length % size
+
+    def slices(leaf: jax.Array) -> jax.Array:
+        padded = jnp.pad(leaf, [(0, 0), (0, missing)] + [(0, 0)] * (leaf.ndim - 2))
+        return jnp.moveaxis(padded.reshape(num_rows, -1, size, *leaf.shape[2:]), 1, 0)
+
+    def one(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array, jax.Array]]:
+        logits = program.target.bind(params.target).logits(part[0])
+        return None, token_logprobs(logits, part[1], program.num_top_logprobs, jnp.bool_(True))
+
+    def compute() -> Echo:
+        _, found = jax.lax.scan(one, None, (slices(hidden), slices(tokens)))
+        return Echo(*(jnp.moveaxis(leaf, 0, 1).reshape(num_rows, -1, *leaf.shape[3:])[:, :length] for leaf in found))
+
+    shapes = jax.eval_shape(compute)
+    return jax.lax.cond(wanted, compute, lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
+
+
+def prefill_step(program: Program, params: Params, state: State, chunks: Chunks) -> tuple[State, Verdict, Echo]:
     """Takes in one chunk of a prompt per row; the last chunk of a prompt also draws its first output token.
 
     A chunk is a block that is accepted whole, and the draft observes it as it would a verdict.
@@ -203,7 +238,7 @@ def prefill_step(program: Program, params: Params, state: State, chunks: Chunks)
         chunks: tokens and settings. Settings are written at every chunk, which makes the row the request's.
 
     Returns:
-        The new state, and a verdict with P = 1 (count 0 where more chunks follow).
+        The new state, a verdict with P = 1 (count 0 where more chunks follow), and the prompts' log-probabilities.
     """
     target, method = program.target.bind(params.target), program.draft
     local = _take_rows(state, chunks.row_ids)
@@ -217,7 +252,9 @@ def prefill_step(program: Program, params: Params, state: State, chunks: Chunks)
 
     final = jnp.maximum(chunks.length - 1, 0)
     logits = target.logits(_along(final[:, None], out.hidden))
-    tokens = draw(logits, end[:, None], rows.sampling)
+    # Before `advance`, a row stands where its bonus token is the prompt's last.
+    context = Context.of(rows._replace(seq_len=end - 1))
+    tokens = draw(logits, end[:, None], rows.sampling, context, program.processors)
     path = jnp.broadcast_to(offsets, chunks.tokens.shape)
     kept = Accepted(path, wait_for(chunks.length, tokens[:, 0]))
     caches = target.commit(local.caches, out.pending, block, kept)
@@ -233,7 +270,8 @@ def prefill_step(program: Program, params: Params, state: State, chunks: Chunks)
     # `advance` counts emitted tokens from the one before the bonus: put it there, then set the committed length.
     rows = advance(rows._replace(seq_len=end - 1), walk)._replace(seq_len=end)
     draft = method.observe(params.draft, local.draft, rows, chunks.table, seen)
-    return _put_rows(state, chunks.row_ids, State(rows, caches, draft)), verdict
+    echo = _echo(program, params, out.hidden, next_tokens, jnp.any(rows.sampling.want_prompt_logprobs))
+    return _put_rows(state, chunks.row_ids, State(rows, caches, draft)), verdict, echo
 
 
 # Few: what is compiled for the CPU takes some 500 memory maps a program, and a process may have 65,530. Runners hold

@@ -18,6 +18,8 @@ class DraftTree(NamedTuple):
     parents: jax.Array  # int32 [B, N]; parents[:, 0] == -1, else parents[:, i] < i
     # float32 [B, N]: log of the draft's own estimate that a node is accepted, 0 at the root; None where it makes none.
     scores: jax.Array | None = None
+    # float32 [B, N - 1, V]: of a chain, the law that each draft was drawn from; None where they are no draws.
+    laws: jax.Array | None = None
 
 
 def chain_parents(num_rows: int, num_nodes: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Acceptance by coupling: a draft is accepted when it is the very token the target draws at its parent.
+"""What a round emits: a judged path, up to the first token that ends its row.
 
 The walk ends at the first token that stops the row and at the row's budget, on the device, so that a finished row
 emits and commits nothing in a round that is already in flight.
@@ -40,11 +40,20 @@ class Verdict(NamedTuple):
         )
 
 
+class Judgement(NamedTuple):
+    """The path that a rule follows through a tree, before stops and budgets end it."""
+
+    path: jax.Array  # int32 [B, P], nodes from the root on; the last accepted one repeats
+    tokens: jax.Array  # int32 [B, P], what follows each node of the path; beyond `matched` + 1 they mean nothing
+    matched: jax.Array  # int32 [B], accepted drafts; one more token follows them
+    drawn: jax.Array  # int32 [B, N], the target's token at every node; -1 where the rule draws none
+
+
 class Walk(NamedTuple):
     """The accepted path, before logprobs are known."""
 
     path: jax.Array  # int32 [B, P], nodes from the root on; beyond `count` they mean nothing
-    tokens: jax.Array  # int32 [B, P], what the target drew at each node of the path
+    tokens: jax.Array  # int32 [B, P], what follows each node of the path
     count: jax.Array  # int32 [B]
     accepted: jax.Array  # int32 [B]
     proposed: jax.Array  # int32 [B]
@@ -80,6 +89,12 @@ def longest_match(tree: DraftTree, drawn: jax.Array, path_len: int) -> tuple[jax
     return nodes, jnp.sum(nodes[:, 1:] != nodes[:, :-1], axis=1, dtype=jnp.int32)
 
 
+def follow_draws(tree: DraftTree, drawn: jax.Array, path_len: int) -> Judgement:
+    """The path of the drafts that are the target's draws int32 [B, N]."""
+    path, matched = longest_match(tree, drawn, path_len)
+    return Judgement(path, jnp.take_along_axis(drawn, path, axis=1), matched, drawn)
+
+
 def clip_walk(tokens: jax.Array, num_matched: jax.Array, rows: Rows) -> tuple[jax.Array, jax.Array]:
     """Ends emission at the first stop token and at the budget.
 
@@ -102,12 +117,11 @@ def clip_walk(tokens: jax.Array, num_matched: jax.Array, rows: Rows) -> tuple[ja
     return count.astype(jnp.int32), jnp.where(rows.active, finish, RUNNING).astype(jnp.int32)
 
 
-def accept(tree: DraftTree, drawn: jax.Array, rows: Rows, path_len: int) -> Walk:
-    """Judges a draft tree by the target's draws [B, N]."""
-    path, matched = longest_match(tree, drawn, path_len)
-    tokens = jnp.take_along_axis(drawn, path, axis=1)
+def accept(tree: DraftTree, judgement: Judgement, rows: Rows) -> Walk:
+    """Ends a judged path where the row stops, and counts what was judged up to there."""
+    path, tokens, matched, _ = judgement
     count, finish = clip_walk(tokens, matched, rows)
-    depth = node_depths(tree.parents, path_len - 1)
+    depth = node_depths(tree.parents, path.shape[1] - 1)
     judged = (depth > 0) & (tree.tokens >= 0) & ((finish == RUNNING)[:, None] | (depth <= count[:, None]))
     proposed = jnp.where(rows.active, jnp.sum(judged, axis=1, dtype=jnp.int32), 0)
     return Walk(path, tokens, count, jnp.minimum(matched, count), proposed, finish)

@@ -23,6 +23,7 @@ from jaxspec.engine import Engine
 from jaxspec.models.network import Network
 from jaxspec.request import Request
 from jaxspec.runner import Runner
+from tests.processors import PROCESSORS
 from tests.scripted import NO_DRAFT, Scripted, script_leaves
 from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of, run, scored, tiny_head, tiny_model
 
@@ -118,6 +119,7 @@ def runner_of(name: str, page_size: int = 16, rounds: int = 1) -> Runner:
         page_size=page_size,
         num_pages=DEVICE_TOKENS // page_size,
         max_model_len=MAX_LEN,
+        processors=tuple(PROCESSORS.values()),
     )
 
 

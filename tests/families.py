@@ -83,10 +83,14 @@ def mtp_config(family: str) -> MTPConfig:
     return MTPConfig.of(target, own)
 
 
+def _class_of(config: ModelConfig | MTPConfig) -> tuple[Any, dict[str, Any]]:
+    """What is built from a config, and with what besides."""
+    return (Decoder, {"scan_layers": False}) if isinstance(config, ModelConfig) else (MTPHead, {})
+
+
 def _abstract(config: ModelConfig | MTPConfig) -> tuple[Network, list[Any]]:
     """The definition of a target or of a draft layer, and the shapes of its leaves."""
-    kind: type[Any] = Decoder if isinstance(config, ModelConfig) else MTPHead
-    how: dict[str, Any] = {"scan_layers": False} if kind is Decoder else {}
+    kind, how = _class_of(config)
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, dtype=jnp.dtype("float32"), rngs=None, **how)))
     leaves, treedef = jax.tree.flatten(state)
     return Network(config, kind, graphdef, treedef), leaves

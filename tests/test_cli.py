@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,7 @@ ENGINE_FLAGS = {
     "skip_tokenizer_init": ("--skip-tokenizer-init", True),
     "random_seed": ("--random-seed 5", 5),
     "dtype": ("--dtype bfloat16", "bfloat16"),
+    "weight_dtype": ("--weight-dtype int8", "int8"),
     "attention_backend": ("--attention-backend xla", "xla"),
     "warmup": ("--no-warmup", False),
     "progress": ("--progress", True),
@@ -78,8 +80,10 @@ ENGINE_FLAGS = {
     "compilation_cache_dir": ("--compilation-cache-dir none", None),
     "max_stop_token_ids": ("--max-stop-token-ids 3", 3),
     "max_logprobs": ("--max-logprobs 2", 2),
-    "weight_dtype": ("--weight-dtype int8", "int8"),
     "simulate_accept_len": ("--simulate-accept-len 2.5", 2.5),
+    "max_logit_bias": ("--max-logit-bias 9", 9),
+    "max_bad_words": ("--max-bad-words 0", 0),
+    "max_bad_word_tokens": ("--max-bad-word-tokens 4", 4),
 }
 SAMPLING_FLAGS = {
     "temperature": ("--temperature 0.5", 0.5),
@@ -94,6 +98,14 @@ SAMPLING_FLAGS = {
     "ignore_eos": ("--ignore-eos", True),
     "n": ("--n 3", 3),
     "logprobs": ("--logprobs 4", 4),
+    "prompt_logprobs": ("--prompt-logprobs 0", 0),
+    "presence_penalty": ("--presence-penalty 0.5", 0.5),
+    "frequency_penalty": ("--frequency-penalty -1", -1.0),
+    "repetition_penalty": ("--repetition-penalty 1.2", 1.2),
+    "logit_bias": ("--logit-bias 7:-2,5:1.5", ((5, 1.5), (7, -2.0))),
+    "allowed_token_ids": ("--allowed-token-ids 2,7", (2, 7)),
+    "bad_words_ids": ("--bad-words-ids 5,9 --bad-words-ids 3", ((5, 9), (3,))),
+    "speculate": ("--no-speculate", False),
     "skip_special_tokens": ("--no-skip-special-tokens", False),
     "include_stop_str_in_output": ("--include-stop-str-in-output", True),
 }
@@ -112,6 +124,8 @@ SPEC_FLAGS = {
 
 # Tested together: some of them need each other.
 TREE_FIELDS = ("static_tree", "merge", "merge_draft_model", "merge_num_steps")
+RULE_FIELDS = ("block_verification", "accept_threshold_single", "accept_threshold_acc")
+PYTHON_ONLY = ("logits_processors",)  # functions, and the names of them
 
 
 @pytest.mark.parametrize(
@@ -124,7 +138,7 @@ TREE_FIELDS = ("static_tree", "merge", "merge_draft_model", "merge_num_steps")
 )
 def test_every_setting_has_a_flag_that_sets_it_alone(settings, build, flags, needed):
     fields = {field.name for field in dataclasses.fields(settings)} - {"algorithm"}
-    assert fields - {*TREE_FIELDS} == set(flags)
+    assert fields - {*TREE_FIELDS, *RULE_FIELDS, *PYTHON_ONLY} == set(flags)
     plain = vars(build(parse(*needed.split())))
     for name, (text, value) in flags.items():
         assert vars(build(parse(*needed.split(), *text.split()))) == {**plain, name: value}, name
@@ -166,11 +180,19 @@ def test_sglangs_other_flags_pass_at_their_defaults(name, refused):
 
 
 @pytest.mark.parametrize("name", ["single", "acc"])
-def test_thresholds_pass_at_one_and_are_refused_as_lossy_below(name):
+def test_thresholds_pass_at_one_and_are_the_lossy_rule_below(name):
     flags = ("--speculative-algorithm", "NGRAM", f"--speculative-accept-threshold-{name}")
     assert cli.spec_config(parse(*flags, "1.0")) == SpecConfig(algorithm="NGRAM")
-    with pytest.raises(ValueError, match=f"accept_threshold_{name}=0.8 is refused as lossy"):
-        cli.spec_config(parse(*flags, "0.8"))
+    lossy: dict[str, Any] = {f"accept_threshold_{name}": 0.8}
+    assert cli.spec_config(parse(*flags, "0.8")) == SpecConfig(algorithm="NGRAM", accept_rule="target_only", **lossy)
+
+
+def test_rejection_sampling_has_sglangs_flags():
+    flags = ("--speculative-algorithm", "NGRAM")
+    spec = cli.spec_config(parse(*flags, "--speculative-use-rejection-sampling", "true"))
+    assert spec == SpecConfig(algorithm="NGRAM", accept_rule="rejection")
+    spec = cli.spec_config(parse(*flags, "--speculative-use-block-verification"))
+    assert spec == SpecConfig(algorithm="NGRAM", accept_rule="rejection", block_verification=True)
 
 
 @pytest.mark.parametrize("algorithm", [[], ["--speculative-algorithm", "none"]])

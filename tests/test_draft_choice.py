@@ -60,11 +60,38 @@ def test_eagle_without_a_draft_model_uses_the_targets_own_head_where_that_runs()
     assert "needs a draft model" in refusal("EAGLE", target=own, draft_model=None, available=("EAGLE",))
 
 
-@pytest.mark.parametrize("rule", ["rejection", "target_only", "typical"])
-def test_only_the_coupled_rule_is_in_this_version(rule):
-    message = refusal("NGRAM", accept_rule=rule)
-    assert f"accept_rule={rule!r} is not in this version" in message
+def test_typical_acceptance_is_refused_by_name():
+    message = refusal("NGRAM", accept_rule="typical")
+    assert "accept_rule='typical' is not offered: it changes what the model would say" in message
     assert "'coupled'" in message
+    assert "'target_only'" in message
+
+
+TREE = {"num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 4}
+
+
+@pytest.mark.parametrize("form", [TREE, {"merge": "STANDALONE", "merge_draft_model": "draft"}])
+def test_rejection_is_for_chains(form):
+    message = refusal("NGRAM", accept_rule="rejection", overlap_trees=True, merge_draft=draft_info(), **form)
+    assert "accept_rule='rejection' judges chains, and the draft is a tree; set eagle_topk=1" in message
+
+
+def test_no_tree_is_automatic_under_rejection():
+    assert plan_of("EAGLE3", overlap_trees=True).eagle_topk > 1
+    assert plan_of("EAGLE3", accept_rule="rejection").eagle_topk == 1
+
+
+def test_what_a_rule_does_to_the_output_is_said_in_the_plan():
+    assert plan_of("NGRAM").exactness == "token"
+    plan = plan_of("NGRAM", accept_rule="rejection", block_verification=True, strict=True)
+    assert (plan.exactness, plan.block_verification) == ("law", True)
+    assert "not the output of plain decoding token for token" in note_of(plan, "accept_rule").reason
+    plan = plan_of("NGRAM", accept_rule="target_only", strict=True, overlap_trees=True, **TREE)
+    assert (plan.exactness, plan.eagle_topk) == ("law", 2)
+    plan = plan_of("NGRAM", accept_rule="target_only", accept_threshold_acc=0.9)
+    assert plan.exactness == "lossy"
+    assert note_of(plan, "accept_threshold_acc").reason.startswith("lossy")
+    assert "accept_threshold_acc=0.9" in plan.describe()
 
 
 def test_dp_attention_is_refused_with_standalone_first():

@@ -14,12 +14,13 @@ import pytest
 from scipy.special import gammaincc
 
 from jaxspec.config import SamplingParams
-from jaxspec.draft.base import DraftMethod
+from jaxspec.draft.base import DraftMethod, Noise
 from jaxspec.draft.feature import Feature
 from jaxspec.draft.ngram import Ngram
 from jaxspec.draft.standalone import Standalone
 from jaxspec.metrics import RoundStats
 from jaxspec.request import Request
+from jaxspec.rules import COUPLED, Rejection, Rule
 from tests.dense import dense_logits
 from tests.tiny import chain, make_engine, requests_of, run, tiny_config, tiny_head, tiny_model
 
@@ -95,7 +96,7 @@ def draws(draft: str, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     standalone = Standalone(network, chain(NUM_STEPS), VOCAB)
     method, weights, first_seed = {
         "ngram": (Ngram(chain(NUM_STEPS), 1, 3), (), 0),
-        "bad": (standalone, tiny_model(4, scale=12.0, vocab_size=VOCAB)[1], 100_000),
+        "bad": (standalone, OTHER()[1], 100_000),
         "identical": (standalone, leaves, 200_000),
     }[draft]
     engine = make_engine(
@@ -139,25 +140,42 @@ def test_the_tables_tell_laws_apart():
         assert (least_p_value(outputs, joint) > LEAST_P_VALUE) == passes
 
 
-def constant_draft() -> tuple[DraftMethod, Any, Callable[[np.ndarray], float]]:
+# A method, its weights, and how often it is accepted where target and draft have some laws.
+Judged = tuple[DraftMethod, Any, Rule, Callable[[np.ndarray, np.ndarray], float]]
+OTHER = functools.cache(lambda: tiny_model(4, scale=12.0, vocab_size=VOCAB))
+
+
+def constant_draft() -> Judged:
     """A head with one token in its vocabulary, and how often a law draws that."""
     layer = tiny_config(num_hidden_layers=1, vocab_size=VOCAB)
     head, weights = tiny_head(0, fused=True, layer=layer, draft_vocab=1)
     (constant,) = (int(leaf[0]) for leaf in weights if leaf.dtype == np.int32)
-    return Feature(head, chain(1)), weights, lambda law: law[constant]
+    return Feature(head, chain(1)), weights, COUPLED, lambda law, draft: law[constant]
 
 
-def draft_with_its_own_noise() -> tuple[DraftMethod, Any, Callable[[np.ndarray], float]]:
-    """The target itself, and how often two independent draws of a law are the same token."""
-    network, leaves = MODEL()
-    return Standalone(network, chain(1), VOCAB, shared_noise=False), leaves, lambda law: np.sum(law**2)
+def draft_with_its_own_noise() -> Judged:
+    """Another model, and how often two independent draws of its law and the target's are the same token."""
+    network, leaves = OTHER()
+    return (
+        Standalone(network, chain(1), VOCAB, noise=Noise.OWN),
+        leaves,
+        COUPLED,
+        lambda law, draft: np.sum(law * draft),
+    )
 
 
-@pytest.mark.parametrize("draft", [constant_draft, draft_with_its_own_noise])
+def draft_under_rejection() -> Judged:
+    """Another model, and how much of its law the target's covers."""
+    network, leaves = OTHER()
+    method = Standalone(network, chain(1), VOCAB, noise=Noise.FRESH)
+    return method, leaves, Rejection(), lambda law, draft: np.minimum(law, draft).sum()
+
+
+@pytest.mark.parametrize("draft", [constant_draft, draft_with_its_own_noise, draft_under_rejection])
 def test_a_draft_is_accepted_as_often_as_the_law_says(draft):
     """Judged once a round; what it drafts has nothing to do with what the target draws."""
     network, leaves = MODEL()
-    method, weights, chance = draft()
+    method, weights, rule, chance = draft()
     engine = make_engine(
         (network, leaves),
         method,
@@ -167,17 +185,19 @@ def test_a_draft_is_accepted_as_often_as_the_law_says(draft):
         chunked_prefill_size=160,
         prefill_chunk_buckets=(len(PROMPT), 160),
         decode_row_buckets=(64,),
+        rule=rule,
     )
     params = [SamplingParams(seed=seed, max_tokens=40) for seed in range(256)]
     requests = run(engine, requests_of([list(PROMPT)] * len(params), params, vocab=VOCAB))
     accepted, likely = 0, []
     for request in requests:
-        logits = dense_logits(MODEL(), request.sequence)
+        logits, drafting = (dense_logits(model, request.sequence) for model in (MODEL(), OTHER()))
         position = len(PROMPT) - 1
         for emission in request.emissions:
             if emission.proposed:
                 assert emission.proposed == 1
-                likely.append(chance(law_of(logits[position], temperature=1.0)))
+                laws = (law_of(of[position], temperature=1.0) for of in (logits, drafting))
+                likely.append(chance(*laws))
                 accepted += emission.accepted
             position += emission.count
     expected, spread = np.sum(likely), np.sum(np.array(likely) * (1 - np.array(likely))) ** 0.5

@@ -12,16 +12,19 @@ import jaxspec
 PACKAGE = Path(jaxspec.__file__).parent
 
 DEVICE_FILES = {
+    "adjust",
+    "attention",
+    "context",
     "device",
+    "kv_cache",
+    "rules",
     "runner",
-    "step",
-    "verify",
     "sampling",
     "simulation",
     "state",
+    "step",
     "tree",
-    "kv_cache",
-    "attention",
+    "verify",
 }
 DEVICE_FOLDERS = {"cpu", "draft", "models", "pallas"}
 # Sees both sides, or reads files into arrays.

@@ -1,5 +1,6 @@
 """From a prompt to requests, and from a finished request to its completion."""
 
+import dataclasses
 import random
 from typing import cast
 
@@ -93,6 +94,34 @@ def test_stops_that_cover_the_vocabulary_leave_min_tokens_nothing_to_emit():
         make(rules=rules, min_tokens=1, stop_token_ids=every)
     assert make(rules=rules, stop_token_ids=every)[0].stop_ids == (2, 7, 0, 1, 3)
     assert make(rules=rules, min_tokens=1, stop_token_ids=every, ignore_eos=True)[0].stop_ids == (0, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"logit_bias": {100: 1}}, r"logit_bias has 100; this model's ids are 0\.\.99"),
+        ({"logit_bias": dict.fromkeys(range(3), 1)}, r"3 logit_bias .* max_logit_bias=2; .*\(max_logit_bias=3\)"),
+        ({"allowed_token_ids": [5, 100]}, "allowed_token_ids has 100"),
+        ({"bad_words_ids": [[5, 100]]}, "bad_words_ids has 100"),
+        ({"bad_words_ids": [[1, 2], [1, 3], [4]]}, r"2 bad_words_ids of two tokens .* max_bad_words=1"),
+        ({"bad_words_ids": [[1, 2, 3, 4]]}, r"word of 4 tokens, .* max_bad_word_tokens=3; .*\(max_bad_word_tokens=4\)"),
+        ({"allowed_token_ids": [5], "bad_words_ids": [[9, 5]]}, "could leave nothing to emit"),
+        ({"allowed_token_ids": [2, 3], "min_tokens": 1}, "could leave nothing to emit"),
+        ({"logits_processors": ["theirs"]}, "has 'theirs', and the engine's are: mine, yours"),
+        ({"logits_processors": {"mine": range(9)}}, r"\['mine'\] has 9 numbers; give at most 8"),
+        ({"prompt_logprobs": 6}, r"prompt_logprobs=6 is more than max_logprobs=5"),
+    ],
+)
+def test_what_the_engine_cannot_do_to_logits_is_refused(params, message):
+    sizes = {"max_logit_bias": 2, "max_bad_words": 1, "max_bad_word_tokens": 3, "processors": ("mine", "yours")}
+    with pytest.raises(ValueError, match=message):
+        make(rules=dataclasses.replace(RULES, **sizes), **params)
+
+
+def test_processors_are_named_by_their_places():
+    rules = dataclasses.replace(RULES, processors=("mine", "yours"))
+    (request,) = make(rules=rules, logits_processors={"yours": [1, 2]})
+    assert request.processors == {1: (1.0, 2.0)}
 
 
 def test_lengths_follow_the_outputs():

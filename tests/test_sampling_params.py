@@ -43,6 +43,13 @@ from tests.says import assert_says
         {"n": 4},
         {"logprobs": 0},
         {"logprobs": 20},
+        {"prompt_logprobs": 20},
+        {"presence_penalty": -2.0, "frequency_penalty": 2.0, "repetition_penalty": 10.0},
+        {"logit_bias": ((0, -100.0), (5, 100.0))},
+        {"allowed_token_ids": (0,)},
+        {"bad_words_ids": ((4,), (1, 2))},
+        {"logits_processors": (("mine", (1.0, 2.5)), ("yours", ()))},
+        {"speculate": False},
     ],
 )
 def test_sampling_limits_are_included(values):
@@ -83,6 +90,16 @@ def test_sampling_limits_are_included(values):
         ({"n": 2, "temperature": 0}, ["n=2", "temperature=0", "set n=1"]),
         ({"logprobs": 21}, ["logprobs=21", "0 to 20", "set None"]),
         ({"logprobs": -1}, ["logprobs=-1", "0 to 20"]),
+        ({"prompt_logprobs": 21}, ["prompt_logprobs=21", "0 to 20", "set None"]),
+        ({"prompt_logprobs": 0, "max_tokens": 0}, ["prompt_logprobs=0 needs", "max_tokens to at least 1"]),
+        ({"presence_penalty": 2.5}, ["presence_penalty=2.5", "-2.0 to 2.0", "set 0"]),
+        ({"frequency_penalty": -3}, ["frequency_penalty=-3.0", "-2.0 to 2.0", "set 0"]),
+        ({"repetition_penalty": 0}, ["repetition_penalty=0.0", "above 0", "set 1"]),
+        ({"repetition_penalty": 11}, ["repetition_penalty=11.0", "at most 10.0", "set 1"]),
+        ({"logit_bias": {3: 101}}, ["logit_bias[3]=101.0", "-100 to 100"]),
+        ({"logit_bias": {-1: 1}}, ["logit_bias key=-1", "at least 0"]),
+        ({"allowed_token_ids": []}, ["allowed_token_ids is empty", "set None"]),
+        ({"bad_words_ids": [[1], []]}, ["bad_words_ids[1] is empty"]),
     ],
 )
 def test_sampling_values_out_of_range_are_refused(values, parts):
@@ -110,12 +127,37 @@ def test_sampling_values_out_of_range_are_refused(values, parts):
         {"ignore_eos": "false"},
         {"ignore_eos": 1},
         {"n": 1.0},
+        {"presence_penalty": "1"},
+        {"logit_bias": 3},
+        {"logit_bias": [3]},
+        {"logit_bias": {"a": 1.0}},
+        {"allowed_token_ids": 3},
+        {"bad_words_ids": [3]},
+        {"bad_words_ids": "word"},
+        {"logits_processors": "mine"},
+        {"logits_processors": {"mine": 1.0}},
+        {"speculate": 0},
     ],
 )
 def test_sampling_values_of_a_wrong_type_are_refused(values):
     with pytest.raises(TypeError) as error:
         SamplingParams(**values)
     assert_says(error, next(iter(values)), "must be")
+
+
+def test_what_is_asked_of_the_logits_becomes_pairs_and_tuples():
+    params = SamplingParams(
+        logit_bias={7: 1, 3: np.float32(2)},
+        allowed_token_ids=range(3),
+        bad_words_ids=[[1, 2], (3,), [1, 2]],
+        logits_processors={"yours": (), "mine": [1]},
+    )
+    assert params.biases == ((3, 2.0), (7, 1.0))
+    assert params.allowed_token_ids == (0, 1, 2)
+    assert params.bad_words_ids == ((1, 2), (3,))
+    assert params.processors == (("mine", (1.0,)), ("yours", ()))
+    assert SamplingParams(logits_processors=["mine"]).processors == (("mine", ()),)
+    assert hash(params) == hash(copy.copy(params))
 
 
 def test_stops_become_tuples_without_repeats_in_order():
@@ -128,7 +170,8 @@ def test_stops_become_tuples_without_repeats_in_order():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"frequency_penalty": 0.5}, "frequency_penalty is not supported in this version; leave it out."),
+        ({"typical_p": 0.5}, "typical_p is not supported in this version; leave it out."),
+        ({"bad_words": ["x"]}, "bad_words: use bad_words_ids, with the token ids of each word."),
         ({"guided_decoding": None}, "guided_decoding is not supported in this version, which has no constrained"),
         ({"max_new_tokens": 3}, "max_new_tokens: use max_tokens."),
         ({"temperature": 0, "sampling_seed": 3}, "sampling_seed: use seed."),

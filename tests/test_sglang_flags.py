@@ -9,8 +9,6 @@ from jaxspec.sglang_flags import MAPPED, REFUSED, THRESHOLDS, flag_of
 NOT_DEFAULT = {
     "draft_model_revision": "main",
     "draft_load_format": "dummy",
-    "use_rejection_sampling": True,
-    "use_block_verification": True,
     "token_map": "hot.pt",
     "attention_mode": "decode",
     "draft_attention_backend": "triton",
@@ -70,7 +68,7 @@ def test_the_prefix_and_own_fields_are_taken_too():
 
 def test_the_table_of_refused_flags_is_the_one_tested():
     assert set(NOT_DEFAULT) == set(REFUSED)
-    assert not set(REFUSED) & {*MAPPED, *THRESHOLDS}
+    assert not set(REFUSED) & {*MAPPED}
 
 
 @pytest.mark.parametrize(("name", "value"), NOT_DEFAULT.items())
@@ -89,17 +87,31 @@ def test_refused_flags_pass_at_their_defaults(name, refused):
 
 
 @pytest.mark.parametrize("name", THRESHOLDS)
-def test_thresholds_pass_at_one_and_are_lossy_below(name):
-    assert SpecConfig.from_sglang(algorithm="NGRAM", **{name: 1.0}) == SpecConfig(algorithm="NGRAM")
-    assert SpecConfig.from_sglang(algorithm="NGRAM", **{name: None}) == SpecConfig(algorithm="NGRAM")
-    for threshold in (0.0, 0.5, 0.999):
-        with pytest.raises(ValueError, match=rf"{name}={threshold} is refused as lossy"):
-            SpecConfig.from_sglang(algorithm="NGRAM", **{name: threshold})
-    for threshold in (1.1, -0.1, float("nan")):
-        with pytest.raises(ValueError, match=rf"{name}={threshold} must be from 0 to 1"):
+def test_thresholds_below_one_are_the_lossy_rule(name):
+    for value in (None, 1.0):
+        assert SpecConfig.from_sglang(algorithm="NGRAM", **{name: value}) == SpecConfig(algorithm="NGRAM")
+    spec = SpecConfig.from_sglang(algorithm="NGRAM", **{name: 0.5})
+    assert spec == SpecConfig(algorithm="NGRAM", accept_rule="target_only", **{name: 0.5})
+    for threshold in (0.0, 1.1, -0.1):
+        with pytest.raises(ValueError, match=rf"{name}={threshold} must be above 0 and at most 1"):
             SpecConfig.from_sglang(algorithm="NGRAM", **{name: threshold})
     with pytest.raises(TypeError, match=rf"{name}='1' must be a number"):
         SpecConfig.from_sglang(algorithm="NGRAM", **{name: "1"})
+
+
+def test_the_flags_of_rejection_sampling_name_its_rule():
+    for value in (None, False):
+        assert SpecConfig.from_sglang(algorithm="NGRAM", use_rejection_sampling=value) == SpecConfig(algorithm="NGRAM")
+    spec = SpecConfig.from_sglang(algorithm="NGRAM", use_rejection_sampling=True)
+    assert spec == SpecConfig(algorithm="NGRAM", accept_rule="rejection")
+    spec = SpecConfig.from_sglang(algorithm="NGRAM", use_block_verification=True)
+    assert spec == SpecConfig(algorithm="NGRAM", accept_rule="rejection", block_verification=True)
+    with pytest.raises(ValueError, match="use_rejection_sampling=True contradicts accept_rule='coupled'"):
+        SpecConfig.from_sglang(algorithm="NGRAM", use_rejection_sampling=True, accept_rule="coupled")
+    with pytest.raises(ValueError, match=r"accept_threshold_acc=0\.5 is lossy, and accept_rule='rejection' is not"):
+        SpecConfig.from_sglang(algorithm="NGRAM", use_rejection_sampling=True, accept_threshold_acc=0.5)
+    with pytest.raises(TypeError, match="use_rejection_sampling=1 must be True or False"):
+        SpecConfig.from_sglang(algorithm="NGRAM", use_rejection_sampling=1)
 
 
 @pytest.mark.parametrize("name", ["dspark_confidence_threshold", "ngram_external_other", "dflash_other"])

@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import pytest
@@ -17,6 +18,8 @@ from jaxspec.launch import warm_up
 from jaxspec.metrics import RoundStats
 from jaxspec.request import Request
 from tests.cases import MAX_LEN, NUM_STEPS, SCHEDULES, engine_of, nearly, random_head, target
+from tests.features import mixture
+from tests.processors import PROCESSORS
 from tests.tiny import VOCAB, chain, engine_over, make_runner, requests_of
 
 LONGEST = 80  # most output tokens of a request
@@ -39,18 +42,24 @@ def compile_events() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def random_adjustments(rng: random.Random) -> dict[str, Any]:
+    """What is done to the logits, for four requests in ten."""
+    return mixture(rng) if rng.random() < 0.4 else {"stop_token_ids": rng.sample(range(VOCAB), rng.choice([0, 1, 8]))}
+
+
 def random_params(rng: random.Random) -> SamplingParams:
     """Any mixture of what a request may ask for."""
     budget = rng.choice([0, 1, 2, rng.randint(1, 40), rng.randint(60, LONGEST)])
+    adjustments = random_adjustments(rng)
+    adjustments["min_tokens"] = rng.choice([0, 0, rng.randint(0, budget)])
     return SamplingParams(
+        **adjustments,
         temperature=rng.choice([0.0, 0.7, 1.0, 2.0]),
         top_k=rng.choice([-1, 1, 5, 1000]),
         top_p=rng.choice([1.0, 0.5, 0.9]),
         min_p=rng.choice([0.0, 0.1]),
         seed=rng.choice([None, rng.getrandbits(64)]),
         max_tokens=budget,
-        min_tokens=rng.choice([0, 0, rng.randint(0, budget)]),
-        stop_token_ids=rng.sample(range(VOCAB), rng.choice([0, 1, 8])),
         logprobs=rng.choice([None, None, 0, 4]),
     )
 
@@ -86,6 +95,7 @@ def chain_of_a_model() -> Engine:
         nearly(leaves, 0.04),
         max_model_len=MAX_LEN,
         num_top_logprobs=5,
+        processors=tuple(PROCESSORS.values()),
     )
     return engine_over(
         runner, chunked_prefill_size=32, prefill_chunk_buckets=(8, 32), decode_row_buckets=(1, 4), pool_pages=12
@@ -95,7 +105,14 @@ def chain_of_a_model() -> Engine:
 def tree_of_a_head() -> Engine:
     head, leaves = random_head("eagle3")
     method = Feature(head, TreeShape(5, 4, 8))
-    runner = make_runner(target(), method, leaves, max_model_len=MAX_LEN, num_top_logprobs=5)
+    runner = make_runner(
+        target(),
+        method,
+        leaves,
+        max_model_len=MAX_LEN,
+        num_top_logprobs=5,
+        processors=tuple(PROCESSORS.values()),
+    )
     return engine_over(
         runner, chunked_prefill_size=32, prefill_chunk_buckets=(32,), decode_row_buckets=(4,), pool_pages=12
     )

@@ -1,5 +1,6 @@
 """Acceptance against a model in plain Python that emits one token at a time."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -7,14 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.context import Context
 from jaxspec.sampling import draw
 from jaxspec.state import Rows
 from jaxspec.tree import DraftTree, chain_parents
-from jaxspec.verify import LENGTH, RUNNING, STOP, Verdict, accept, advance, clip_walk, longest_match
+from jaxspec.verify import LENGTH, RUNNING, STOP, Verdict, Walk, accept, advance, clip_walk, follow_draws, longest_match
 
 VOCAB = 4  # so small that drafts are often right
 
-jit_accept = jax.jit(accept, static_argnames=("path_len",))
+
+@functools.partial(jax.jit, static_argnames=("path_len",))
+def jit_accept(tree: DraftTree, drawn: jax.Array, rows: Rows, path_len: int) -> Walk:
+    return accept(tree, follow_draws(tree, drawn, path_len), rows)
+
+
 jit_match = jax.jit(longest_match, static_argnames=("path_len",))
 
 
@@ -126,7 +133,7 @@ def test_the_longest_match_follows_the_drawn_branch():
 def test_a_node_without_a_draft_matches_nothing_and_is_not_counted():
     tree = DraftTree(jnp.array([[3, -1, -1]]), chain_parents(1, 3))
     rows = Rows.zeros(1, 8, 1)._replace(remaining=jnp.array([5]), active=jnp.array([True]))
-    walk = accept(tree, jnp.array([[1, 2, 3]]), rows, 3)
+    walk = jit_accept(tree, jnp.array([[1, 2, 3]]), rows, 3)
     assert (int(walk.count[0]), int(walk.accepted[0]), int(walk.proposed[0])) == (1, 0, 0)
 
 
@@ -167,7 +174,9 @@ def test_no_row_stops_below_its_min_len(temperature):
     )
     rows = rows._replace(seq_len=jnp.full(num_rows, 9), remaining=jnp.full(num_rows, 9), sampling=sampling)
     logits = jnp.asarray(rng.standard_normal((num_rows, num_nodes, VOCAB)), jnp.float32).at[:, :, -1].add(2)
-    drawn = jax.jit(draw)(logits, 10 + jnp.broadcast_to(jnp.arange(num_nodes), (num_rows, num_nodes)), sampling)
+    paths = jnp.full((num_rows, num_nodes, num_nodes - 1), -1, jnp.int32)
+    positions = 10 + jnp.broadcast_to(jnp.arange(num_nodes), (num_rows, num_nodes))
+    drawn = jax.jit(lambda x: draw(x, positions, sampling, Context.of(rows, lambda: paths)))(logits)
     tokens = jnp.roll(drawn, 1, axis=1)  # every draft is right
     check_accept(DraftTree(tokens, chain_parents(num_rows, num_nodes)), drawn, rows, num_nodes)
     walk = jit_accept(DraftTree(tokens, chain_parents(num_rows, num_nodes)), drawn, rows, path_len=num_nodes)

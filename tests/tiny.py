@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxspec.adjust import Processor
 from jaxspec.config import EngineConfig, SamplingParams
 from jaxspec.cpu.register import why_not
 from jaxspec.device import on_cpu
@@ -18,20 +19,27 @@ from jaxspec.draft.base import DraftMethod
 from jaxspec.draft.merged import Merged
 from jaxspec.draft.plain import Plain
 from jaxspec.draft.shape import TreeShape
+from jaxspec.draft.tree_draft import TreeDraft
 from jaxspec.engine import Engine
 from jaxspec.models import Decoder, ModelConfig
 from jaxspec.models.heads import Head, HeadConfig
 from jaxspec.models.network import Network
 from jaxspec.models.weights import pack_weights
+from jaxspec.outputs import Exactness
 from jaxspec.plan import SpecPlan
 from jaxspec.request import Request, RequestRules, make_requests
+from jaxspec.rules import COUPLED, Rule
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.sizes import choose_sizes
+from jaxspec.state import Widths
 from jaxspec.step import Params, Program
 from jaxspec.weight_layout import PANELS, CpuKernels, choose_weight_layout
 from tests.plans import target_info
+from tests.processors import PROCESSORS
 
 VOCAB = 64
+# What a request may bring, beyond stop tokens.
+WIDTHS = Widths(num_biases=4, num_bad_words=3, bad_word_len=3, num_arguments=2)
 HAS_PANELS = (
     choose_weight_layout(os.environ, "float32", "auto", CpuKernels(why_not()) if on_cpu() else None, []) == PANELS
 )
@@ -151,13 +159,18 @@ def make_runner(
     num_top_logprobs: int = 4,
     attention_backend: str = AUTOMATIC_BACKEND,
     weight_dtype: str = "float32",
+    processors: tuple[Processor, ...] = (),
+    rule: Rule = COUPLED,
 ) -> Runner:
     """The device side over tiny models; `method` None is plain decoding."""
     network, leaves = as_loaded(*target, weight_dtype)
-    method, draft_leaves = draft_as_loaded(Plain() if method is None else method, draft_leaves, weight_dtype)
-    program = Program(network, method, rounds_per_dispatch, num_top_logprobs)
+    drafting, draft_leaves = draft_as_loaded(Plain() if method is None else method, draft_leaves, weight_dtype)
+    if isinstance(drafting, TreeDraft):
+        drafting = dataclasses.replace(drafting, processors=processors)
+    program = Program(network, drafting, rounds_per_dispatch, num_top_logprobs, processors, rule)
     dtype = jnp.dtype("float32")
-    shape = RunnerShape(num_rows, max_model_len, 8, num_pages, page_size, dtype, attention_backend)
+    widths = WIDTHS._replace(banned_vocab=network.config.vocab_size, num_processors=len(processors))
+    shape = RunnerShape(num_rows, max_model_len, 8, num_pages, page_size, dtype, attention_backend, widths)
     return Runner(program, Params(leaves, draft_leaves), shape)
 
 
@@ -236,6 +249,7 @@ def make_engine(
     page_size: int = 16,
     num_pages: int = 64,
     max_model_len: int = 160,
+    rule: Rule = COUPLED,
     **settings,
 ) -> Engine:
     """An engine over tiny models."""
@@ -248,15 +262,28 @@ def make_engine(
         page_size=page_size,
         num_pages=num_pages,
         max_model_len=max_model_len,
+        rule=rule,
     )
     return engine_over(runner, rounds_in_flight=rounds_in_flight, **settings)
 
 
-def requests_of(prompts, params, *, max_model_len: int = 160, eos_ids=(), vocab: int = VOCAB) -> list[Request]:
+def requests_of(
+    prompts, params, *, max_model_len: int = 160, eos_ids=(), vocab: int = VOCAB, exactness: Exactness = "token"
+) -> list[Request]:
     """Requests for (prompt ids, params) pairs; one SamplingParams serves all."""
     if isinstance(params, SamplingParams):
         params = [params] * len(prompts)
-    rules = RequestRules(max_model_len=max_model_len, vocab_size=vocab, eos_ids=eos_ids, max_logprobs=4)
+    rules = RequestRules(
+        max_model_len=max_model_len,
+        vocab_size=vocab,
+        eos_ids=eos_ids,
+        max_logprobs=4,
+        max_logit_bias=WIDTHS.num_biases,
+        max_bad_words=WIDTHS.num_bad_words,
+        max_bad_word_tokens=WIDTHS.bad_word_len,
+        processors=tuple(PROCESSORS),
+        exactness=exactness,
+    )
     rng = random.Random(0)
     made = []
     for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):

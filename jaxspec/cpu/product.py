@@ -157,11 +157,6 @@ define internal ptr @new_product(ptr %frame, ptr %x_buffer, i64 %matrices) {{
 
 
 def _add_matrices(storage: Storage) -> str:
-    keep_scales = f"""
-  %scales_argument = add i64 %panels_argument, 1
-  %scales_buffer = call ptr @pointer(ptr %arguments, i64 %scales_argument)
-  %scales = call ptr @pointer(ptr %scales_buffer, i64 {Buffer.DATA})
-  call void @set_pointer(ptr %matrix, i64 {Matrix.SCALES}, ptr %scales)"""
     return f"""
 ; the matrices behind x in the arguments, and their results; returns the number of chunks
 define internal i64 @add_matrices(ptr %job, ptr %arguments, ptr %results, i64 %matrices) {{
@@ -195,13 +190,21 @@ body:
   call void @set_pointer(ptr %matrix, i64 {Matrix.Y}, ptr %y)
   call void @set_word(ptr %matrix, i64 {Matrix.WIDTH}, i64 %width)
   call void @set_word(ptr %matrix, i64 {Matrix.NUM_PANELS}, i64 %num_panels)
-  call void @set_word(ptr %matrix, i64 {Matrix.GROUPS}, i64 %groups){keep_scales if storage.is_scaled else ""}
+  call void @set_word(ptr %matrix, i64 {Matrix.GROUPS}, i64 %groups){_keep_scales() if storage.is_scaled else ""}
   %own = mul i64 %groups, %tiles
   %chunks_more = add i64 %chunks, %own
   br label %head
 exit:
   ret i64 %chunks
 }}"""
+
+
+def _keep_scales() -> str:
+    return f"""
+  %scales_argument = add i64 %panels_argument, 1
+  %scales_buffer = call ptr @pointer(ptr %arguments, i64 %scales_argument)
+  %scales = call ptr @pointer(ptr %scales_buffer, i64 {Buffer.DATA})
+  call void @set_pointer(ptr %matrix, i64 {Matrix.SCALES}, ptr %scales)"""
 
 
 def _handler(name: str) -> str:

@@ -4,23 +4,35 @@ A method is a frozen, hashable value: everything static about it (lengths, the d
 fields, and its weights come as an argument.
 """
 
+import enum
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from jaxspec.adjust import Processor
 from jaxspec.draft.shape import TreeShape
 from jaxspec.state import DraftState, Rows
 from jaxspec.tree import DraftTree, chain_parents
+
+
+class Noise(enum.Enum):
+    """How a sampled row's drafts are drawn; it suits the rule that judges them."""
+
+    SHARED = "with the noise of the target's own draw, and so they agree with it more often"
+    OWN = "with noise that has nothing to do with it"
+    FRESH = "with noise of their round alone, and the law of each draw is told"
+    NONE = "not at all: the likeliest tokens are proposed"
 
 
 class DraftSettings(NamedTuple):
     """What the resolved plan says about drafting."""
 
     shape: TreeShape
-    shared_noise: bool
+    noise: Noise
     ngram_min_match: int
     ngram_max_match: int
+    processors: tuple[Processor, ...] = ()
 
 
 class CacheShape(NamedTuple):

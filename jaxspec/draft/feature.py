@@ -43,7 +43,7 @@ class Feature(TreeDraft):
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Feature":
         if network is None:
             raise ValueError("a feature-level draft needs draft_model: the head's checkpoint.")
-        return cls(network, settings.shape, shared_noise=settings.shared_noise)
+        return cls(network, settings.shape, noise=settings.noise, processors=settings.processors)
 
     @property
     def capture(self) -> tuple[int | str, ...]:
@@ -51,7 +51,8 @@ class Feature(TreeDraft):
 
     def init(self, shape: CacheShape) -> DraftState:
         hidden = jnp.zeros((shape.num_rows, self.network.config.layer.hidden_size), shape.dtype)
-        return DraftState(self.empty_caches(shape), Carry(self.no_children(shape.num_rows), hidden))
+        children = self.no_children(shape.num_rows, self.network.config.layer.vocab_size)
+        return DraftState(self.empty_caches(shape), Carry(children, hidden))
 
     def propose(self, params: Any, state: DraftState, rows: Rows, table: jax.Array) -> DraftTree:
         head = self.network.bind(params)
@@ -61,7 +62,8 @@ class Feature(TreeDraft):
             pairs = positions_of(rows, frontier, first=0)
             block = Block(pairs, prefix_len, table, frontier.ancestors)
             out = head.extend(frontier.tokens, frontier.carry, block, state.caches, earlier=frontier.earlier)
-            return Level(self.best_of(head.logits(out.state), pairs + 2, rows), out.pending, out.hidden)
+            children = self.best_of(head.logits(out.state), pairs + 2, rows, frontier.paths)
+            return Level(children, out.pending, out.hidden)
 
         carry: Carry = state.carry
         return self.grow_below(rows.bonus, carry.first, carry.hidden, head, run)

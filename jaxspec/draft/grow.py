@@ -26,6 +26,7 @@ class Children(NamedTuple):
 
     tokens: jax.Array  # int32 [..., topk]
     scores: jax.Array  # float32 [..., topk], at most 0
+    laws: jax.Array | None = None  # float32 [..., V], what a single child was drawn from, where a rule asks for it
 
 
 class Frontier(NamedTuple):
@@ -33,6 +34,7 @@ class Frontier(NamedTuple):
 
     tokens: jax.Array  # int32 [B, K]
     depth: jax.Array  # int32 scalar; 0 is the first draft
+    paths: jax.Array  # int32 [B, K, num_steps - 1], drafts down to the node itself, -1 behind it
     ancestors: jax.Array  # uint32 [B, K, words], over the earlier levels' slots and this level's own
     earlier: Any  # pending of the earlier levels, see `Decoder.extend`
     carry: Any  # leaves [B, K, ...]: what each node's parent handed down
@@ -62,6 +64,7 @@ class _Beam(NamedTuple):
     tokens: jax.Array  # int32 [B, K]
     scores: jax.Array  # float32 [B, K], cumulative
     candidates: jax.Array  # int32 [B, K], the nodes' indices among all candidates
+    paths: jax.Array  # int32 [B, K, num_steps - 1], drafts above the nodes, -1 from their own places on
     slots: jax.Array  # bool [B, K, (num_steps - 1) K], ancestors among the slots of earlier levels
     earlier: Any
     carry: Any
@@ -106,10 +109,11 @@ def grow(
         places = jnp.broadcast_to(places, (num_rows, width))
         return jnp.take_along_axis(scores, places, axis=1), places
 
-    def level(beam: _Beam, step: tuple[jax.Array, jax.Array | None]) -> tuple[_Beam, Candidates]:
+    def level(beam: _Beam, step: tuple[jax.Array, jax.Array | None]) -> tuple[_Beam, tuple[Candidates, Any]]:
         depth, places = step
         ancestors = pack_bits(jnp.concatenate([beam.slots, own], axis=-1))
-        out = run(Frontier(beam.tokens, depth, ancestors, beam.earlier, beam.carry))
+        paths = beam.paths.at[:, :, depth].set(beam.tokens)
+        out = run(Frontier(beam.tokens, depth, paths, ancestors, beam.earlier, beam.carry))
         scores = (beam.scores[..., None] + out.children.scores).reshape(num_rows, -1)
         tokens = out.children.tokens.reshape(num_rows, -1)
         found = Candidates(tokens, scores, jnp.repeat(beam.candidates, topk, axis=1))
@@ -121,31 +125,36 @@ def grow(
             tokens=jnp.take_along_axis(tokens, kept, axis=1),
             scores=kept_scores,
             candidates=topk + depth * width * topk + kept,
+            paths=paths[rows, parent],
             slots=slots,
             earlier=jax.tree.map(write, beam.earlier, out.pending),
             carry=jax.tree.map(lambda leaf: leaf[rows, parent], out.carry),
         )
-        return beam, found
+        return beam, (found, out.children.laws)
 
     root = Candidates(first.tokens, first.scores, jnp.full((num_rows, topk), -1, jnp.int32))
     chosen = None if fixed is None else jnp.asarray(fixed.chosen)
     finish = functools.partial(choose, bonus, num_nodes=shape.num_nodes, chosen=chosen, is_scored=shape.is_scored)
+    laws = None if first.laws is None else first.laws[:, None]
     if num_slots == 0:
-        return finish(root)
+        return finish(root)._replace(laws=laws)
     start_scores, places = pick(first.scores, None if fixed is None else jnp.asarray(fixed.run[0]))
     start = _Beam(
         tokens=jnp.take_along_axis(first.tokens, places, axis=1),
         scores=start_scores,
         candidates=places.astype(jnp.int32),
+        paths=jnp.full((num_rows, width, shape.num_steps - 1), -1, jnp.int32),
         slots=jnp.zeros((num_rows, width, num_slots), bool),
         earlier=earlier,
         carry=jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], width, axis=1), carry),
     )
     depths = jnp.arange(shape.num_steps - 1, dtype=jnp.int32)
-    _, levels = jax.lax.scan(level, start, (depths, None if fixed is None else jnp.asarray(fixed.run[1:])))
+    _, (levels, more_laws) = jax.lax.scan(level, start, (depths, None if fixed is None else jnp.asarray(fixed.run[1:])))
     flat = lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(num_rows, -1)  # noqa: E731
     together = lambda above, below: jnp.concatenate([above, flat(below)], axis=1)  # noqa: E731
-    return finish(jax.tree.map(together, root, levels))
+    if laws is not None:
+        laws = jnp.concatenate([laws, jnp.moveaxis(more_laws[:, :, 0], 0, 1)], axis=1)
+    return finish(jax.tree.map(together, root, levels))._replace(laws=laws)
 
 
 def choose(

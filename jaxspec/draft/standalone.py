@@ -32,17 +32,25 @@ class Standalone(TreeDraft):
     def create(cls, settings: DraftSettings, network: Network | None, target_vocab: int) -> "Standalone":
         if network is None:
             raise ValueError("STANDALONE needs draft_model: a second checkpoint with the target's tokenizer.")
-        return cls(network, settings.shape, target_vocab, shared_noise=settings.shared_noise)
+        return cls(
+            network,
+            settings.shape,
+            target_vocab,
+            noise=settings.noise,
+            processors=settings.processors,
+        )
 
     def init(self, shape: CacheShape) -> DraftState:
-        return DraftState(self.empty_caches(shape), self.no_children(shape.num_rows))
+        return DraftState(self.empty_caches(shape), self.no_children(shape.num_rows, self.target_vocab))
 
-    def _children(self, logits: jax.Array, positions: jax.Array, rows: Rows) -> Children:
+    def _children(
+        self, logits: jax.Array, positions: jax.Array, rows: Rows, paths: jax.Array | None = None
+    ) -> Children:
         """The best tokens at positions [B, K] by draft logits [B, K, Vd], over the target's vocabulary."""
         missing = self.target_vocab - logits.shape[-1]
         if missing > 0:
             logits = jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
-        return self.best_of(logits[..., : self.target_vocab], positions, rows)
+        return self.best_of(logits[..., : self.target_vocab], positions, rows, paths)
 
     def propose(self, params: Any, state: DraftState, rows: Rows, table: jax.Array) -> DraftTree:
         model = self.network.bind(params)
@@ -52,7 +60,8 @@ class Standalone(TreeDraft):
             positions = positions_of(rows, frontier, first=1)
             block = Block(positions, prefix_len, table, frontier.ancestors)
             out = model.extend(frontier.tokens, block, state.caches, earlier=frontier.earlier)
-            return Level(self._children(model.logits(out.hidden), positions + 1, rows), out.pending, ())
+            children = self._children(model.logits(out.hidden), positions + 1, rows, frontier.paths)
+            return Level(children, out.pending, ())
 
         return self.grow_below(rows.bonus, state.carry, (), model, run)
 

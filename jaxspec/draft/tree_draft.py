@@ -7,17 +7,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxspec.draft.base import CacheShape, Observation
+from jaxspec.adjust import Processor, adjust
+from jaxspec.context import Context
+from jaxspec.draft.base import CacheShape, Noise, Observation
 from jaxspec.draft.grow import Children, Frontier, Level, best_children, grow
 from jaxspec.draft.shape import Shaped, TreeShape
 from jaxspec.kv_cache import Cache
 from jaxspec.models.network import Network
-from jaxspec.sampling import perturb
+from jaxspec.sampling import fresh_seeds, law, perturb
 from jaxspec.state import Rows
 from jaxspec.tree import DraftTree
 
 # Turns a request's seed into one whose noise has nothing to do with it.
 _OTHER_SEED = 0x5BD1E995
+# What noise is for, besides the purposes in `rules`.
+DRAFTS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +30,8 @@ class TreeDraft(Shaped):
 
     network: Network
     shape: TreeShape
-    shared_noise: bool = dataclasses.field(default=True, kw_only=True)
+    noise: Noise = dataclasses.field(default=Noise.SHARED, kw_only=True)
+    processors: tuple[Processor, ...] = dataclasses.field(default=(), kw_only=True)
 
     def empty_caches(self, shape: CacheShape) -> tuple[Cache, ...]:
         return self.network.init_cache(
@@ -37,15 +42,27 @@ class TreeDraft(Shaped):
             backend=shape.attention_backend,
         )
 
-    def no_children(self, num_rows: int) -> Children:
+    def no_children(self, num_rows: int, vocab_size: int) -> Children:
         """First proposals of rows that have observed nothing."""
         size = (num_rows, self.shape.topk)
-        return Children(jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32))
+        laws = jnp.zeros((num_rows, vocab_size), jnp.float32) if self.noise is Noise.FRESH else None
+        return Children(jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32), laws)
 
-    def best_of(self, logits: jax.Array, positions: jax.Array, rows: Rows) -> Children:
-        """The best tokens at absolute positions [B, K] by draft logits float32 [B, K, V]."""
+    def best_of(self, logits: jax.Array, positions: jax.Array, rows: Rows, paths: jax.Array | None = None) -> Children:
+        """The best tokens at absolute positions [B, K] by draft logits float32 [B, K, V].
+
+        `paths` int32 [B, K, D] are the drafts down to each node; None where they follow the bonus token.
+        """
         sampling = rows.sampling
-        if not self.shared_noise:
+        context = Context.of(rows, None if paths is None else lambda: paths)
+        logits = adjust(logits, positions, sampling, context, self.processors)
+        if self.noise is Noise.NONE:
+            return best_children(logits, self.shape)
+        if self.noise is Noise.FRESH:
+            seeds = fresh_seeds(sampling.seed, DRAFTS, rows.seq_len)
+            children = best_children(perturb(logits, positions, sampling._replace(seed=seeds)), self.shape)
+            return children._replace(laws=law(logits, sampling))
+        if self.noise is Noise.OWN:
             sampling = sampling._replace(seed=sampling.seed ^ _OTHER_SEED)
         return best_children(perturb(logits, positions, sampling), self.shape)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxspec.attention import Block
-from jaxspec.draft.base import DraftSettings, Observation
+from jaxspec.draft.base import DraftSettings, Noise, Observation
 from jaxspec.draft.feature import Feature
 from jaxspec.draft.shape import TreeShape
 from jaxspec.models.heads import Head, HeadOutput
@@ -227,7 +227,7 @@ def test_a_head_that_copies_the_target_is_accepted_whole_inside_the_compiled_rou
 
 
 def test_a_head_is_needed():
-    settings = DraftSettings(TreeShape(5, 4, 8), shared_noise=True, ngram_min_match=1, ngram_max_match=3)
+    settings = DraftSettings(TreeShape(5, 4, 8), noise=Noise.SHARED, ngram_min_match=1, ngram_max_match=3)
     with pytest.raises(ValueError, match="draft_model"):
         Feature.create(settings, None, planted.VOCAB)
     method = Feature.create(settings, planted.planted_eagle3()[0], planted.VOCAB)

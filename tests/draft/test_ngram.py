@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.draft.base import CacheShape, DraftSettings
+from jaxspec.draft.base import CacheShape, DraftSettings, Noise
 from jaxspec.draft.ngram import TOKEN_ACCEPTANCE, Ngram, lookup
 from jaxspec.draft.shape import TreeShape
 from jaxspec.state import DraftState, Rows
@@ -126,7 +126,7 @@ def test_a_tree_holds_what_follows_several_matches_and_shares_their_beginning():
 
 
 def test_the_method_drafts_a_chain_behind_the_bonus_and_keeps_no_state():
-    settings = DraftSettings(TreeShape(3, 1, 4), shared_noise=True, ngram_min_match=1, ngram_max_match=2)
+    settings = DraftSettings(TreeShape(3, 1, 4), noise=Noise.SHARED, ngram_min_match=1, ngram_max_match=2)
     method = Ngram.create(settings, None, target_vocab=10)
     assert (method.num_steps, method.num_draft_tokens, method.capture) == (3, 4, ())
     state = method.init(CacheShape(1, 1, 16, jnp.dtype("float32")))

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxspec.attention import Block
-from jaxspec.draft.base import CacheShape, DraftSettings, Observation
+from jaxspec.context import Context
+from jaxspec.draft.base import CacheShape, DraftSettings, Noise, Observation
 from jaxspec.draft.standalone import Standalone
 from jaxspec.models.network import Network
 from jaxspec.runner import Runner
@@ -49,7 +50,8 @@ def next_tokens(logits, lengths, sampling):
     """What each row draws after `lengths` tokens, over the target's vocabulary."""
     last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[..., :VOCAB]
     last = jnp.pad(last, ((0, 0), (0, 0), (0, VOCAB - last.shape[-1])), constant_values=-jnp.inf)
-    return draw(last, lengths[:, None], sampling)[:, 0]
+    context = Context.of(Rows.zeros(last.shape[0], MAX_LEN, 1))  # nobody asks for what was said before
+    return draw(last, lengths[:, None], sampling, context)[:, 0]
 
 
 class Fed:
@@ -152,7 +154,7 @@ def test_a_padded_draft_vocabulary_is_cut_or_filled_to_the_targets(draft_vocab):
 
 
 def test_a_draft_model_is_needed():
-    settings = DraftSettings(chain(3), shared_noise=True, ngram_min_match=1, ngram_max_match=3)
+    settings = DraftSettings(chain(3), noise=Noise.SHARED, ngram_min_match=1, ngram_max_match=3)
     with pytest.raises(ValueError, match="draft_model"):
         Standalone.create(settings, None, VOCAB)
     method = Standalone.create(settings, TARGET[0], VOCAB)

@@ -8,18 +8,21 @@ import pytest
 import bench_peers
 from bench_variants import parse_variant
 from jaxspec import EngineConfig, SamplingParams, SpecConfig
+from tests.tiny import HAS_PANELS
 
 
 def test_it_measures_this_library_and_names_every_peer_that_is_missing(small, capsys, monkeypatch):
     monkeypatch.setattr(bench_peers, "_module", _no_module)
-    flags = ["--variants", "plain", "--batch-sizes", "2", "--num-prompts", "2", "--repeats", "1"]
+    kind = "int8" if HAS_PANELS else "float32"
+    flags = ["--variants", f"plain@{kind}", "--batch-sizes", "2", "--num-prompts", "2", "--repeats", "1"]
     assert bench_peers.main([*small, *flags, "--max-new-tokens", "4", "--raw"]) == 0
     out = capsys.readouterr().out
     report = json.loads(out.splitlines()[-1])
     assert set(report["missing"]) == set(bench_peers.PEERS)
     assert "missing: openvino (ImportError: it is not here)" in out
     (result,) = report["results"]
-    assert result["variants"]["plain"]["decode_tokens_per_s_without_prefill"] > 0
+    assert report["plans"][f"plain@{kind}"]["weight_dtype"] == kind
+    assert result["variants"][f"plain@{kind}"]["decode_tokens_per_s_without_prefill"] > 0
     assert report["benchmark"] == "peers"
 
 

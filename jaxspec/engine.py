@@ -71,8 +71,8 @@ class Engine:
         self.plan, self.limits = plan, make_limits(plan, settings)
         self._runner = runner
         self._scheduler = Scheduler(self.limits, PagePool(plan.num_pages, plan.page_size))
-        self._scheduler.metrics.exactness = plan.exactness
         self._scheduler.metrics.simulate_accept_len = plan.simulate_accept_len
+        self._scheduler.metrics.exactness = plan.exactness
         self._in_flight: deque[_Dispatch] = deque()
         self._unusable: str | None = None  # why
 

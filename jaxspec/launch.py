@@ -33,6 +33,7 @@ from jaxspec.resolve import resolve
 from jaxspec.rules import COUPLED, Rejection, Rule, TargetOnly
 from jaxspec.runner import Runner, RunnerShape
 from jaxspec.sampling_params import MAX_PROCESSOR_ARGUMENTS
+from jaxspec.simulation import Simulated
 from jaxspec.sizes import num_rows
 from jaxspec.state import Widths
 from jaxspec.step import Params, Program
@@ -100,6 +101,8 @@ def launch(
 
 def rule_for(plan: SpecPlan) -> Rule:
     """The rule that judges the drafts of a plan."""
+    if plan.simulate_accept_len is not None:
+        return Simulated(plan.simulate_accept_len)
     return {
         "coupled": COUPLED,
         "rejection": Rejection(plan.block_verification),
@@ -246,7 +249,5 @@ def _load(plan: SpecPlan, settings: EngineConfig, target: ModelSource, drafts: D
         other, other_leaves = make(plan.merge, second, drafts[1])
         method, draft_leaves = Merged((one, other), plan.num_draft_tokens), (one_leaves, other_leaves)
     num_top = min(settings.max_logprobs, vocab_size)
-    program = Program(
-        network, method, plan.rounds_per_dispatch, num_top, processors, rule_for(plan), plan.simulate_accept_len
-    )
+    program = Program(network, method, plan.rounds_per_dispatch, num_top, processors, rule_for(plan))
     return program, Params(leaves, draft_leaves)

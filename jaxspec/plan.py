@@ -148,8 +148,8 @@ class SpecPlan:
 
     @property
     def exactness(self) -> Exactness:
-        """What sampled output is to plain decoding's; greedy output is the same, token for token, by any rule."""
-        if self.accept_threshold_single < 1 or self.accept_threshold_acc < 1:
+        """What sampled output is to plain decoding's; greedy output is the same, token for token, if not simulated."""
+        if self.simulate_accept_len is not None or min(self.accept_threshold_single, self.accept_threshold_acc) < 1:
             return "lossy"
         return "token" if self.accept_rule == "coupled" else "law"
 

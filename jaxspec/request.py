@@ -205,7 +205,7 @@ def make_requests(
             budget=budget,
             stop_ids=stop_ids,
             processors=processors,
-            exactness=rules.exactness if params.temperature > 0 else "token",
+            exactness=rules.exactness if params.temperature > 0 or rules.simulate_accept_len else "token",
             simulate_accept_len=rules.simulate_accept_len,
         )
         for index in range(params.n)

@@ -27,6 +27,11 @@ COINS, CORRECTION = 1, 2
 class Rule(Protocol):
     """What a round asks of a rule."""
 
+    def replace_drafts(self, tree: DraftTree, rows: Rows, num_steps: int) -> DraftTree:
+        """The drafts that are judged: those that were made, unless a rule has other ones."""
+        del rows, num_steps
+        return tree
+
     def judge(
         self,
         logits: jax.Array,
@@ -52,7 +57,7 @@ class Rule(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Coupled:
+class Coupled(Rule):
     """Accepts a draft when it is the very token that the target draws at its parent."""
 
     def judge(self, logits, positions, tree, rows, context, processors, path_len) -> Judgement:
@@ -70,7 +75,7 @@ class Decision(NamedTuple):
     weights: jax.Array  # float32 [B, V], the law of the token behind them; it need not sum to 1
 
 
-class _Tossed:
+class _Tossed(Rule):
     """A rule that tosses coins; a subclass decides by them."""
 
     def decide(self, tree: DraftTree, probs: jax.Array, coins: jax.Array) -> Decision:

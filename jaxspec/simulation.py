@@ -4,16 +4,39 @@ The device does the work of real rounds, and the output is not the model's. What
 long as a path may be, and the target's draws are replaced so that the walk follows it as far as wanted.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
+from jaxspec.rules import Rule
+from jaxspec.sampling import draw
 from jaxspec.state import Rows
 from jaxspec.tree import DraftTree
+from jaxspec.verify import Judgement, follow_draws
 
 # Accept lengths are multiples of 1 / PARTS, so that they are counted without a rounding error.
 PARTS = 1000
 # No target draws it.
 NEVER_DRAWN = jnp.iinfo(jnp.int32).max
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated(Rule):
+    """Accepts drafts unseen.
+
+    Attributes:
+        accept_len: mean tokens of a round.
+    """
+
+    accept_len: float
+
+    def replace_drafts(self, tree: DraftTree, rows: Rows, num_steps: int) -> DraftTree:
+        return simulated_tree(tree, rows, num_steps)
+
+    def judge(self, logits, positions, tree, rows, context, processors, path_len) -> Judgement:
+        drawn = draw(logits, positions, rows.sampling, context, processors)
+        return follow_draws(*simulated_draws(tree, drawn, rows, self.accept_len), path_len)
 
 
 def simulated_tree(tree: DraftTree, rows: Rows, num_steps: int) -> DraftTree:

@@ -21,10 +21,9 @@ from jaxspec.kv_cache import Accepted, put_caches, take_caches, wait_for
 from jaxspec.models.network import Network
 from jaxspec.rules import COUPLED, Rule
 from jaxspec.sampling import draw, token_logprobs
-from jaxspec.simulation import simulated_draws, simulated_tree
 from jaxspec.state import DraftState, Rows, Sampling, State, put, take
 from jaxspec.tree import DraftTree, ancestor_mask, node_depths, pack_bits
-from jaxspec.verify import Verdict, Walk, accept, advance, clip_walk, follow_draws
+from jaxspec.verify import Verdict, Walk, accept, advance, clip_walk
 
 
 class Params(NamedTuple):
@@ -58,7 +57,6 @@ class Program:
     num_top_logprobs: int
     processors: tuple[Processor, ...] = ()  # the user's
     rule: Rule = COUPLED
-    simulate_accept_len: float | None = None  # see `EngineConfig`
 
     @property
     def path_len(self) -> int:
@@ -94,9 +92,7 @@ class _Judged(NamedTuple):
 def _judge(program: Program, params: Params, state: State, table: jax.Array) -> _Judged:
     target, method, rows = program.target.bind(params.target), program.draft, state.rows
     tree = method.propose(params.draft, state.draft, rows, table)
-    accept_len = program.simulate_accept_len
-    if accept_len is not None:
-        tree = simulated_tree(tree, rows, method.num_steps)
+    tree = program.rule.replace_drafts(tree, rows, method.num_steps)
     depth = node_depths(tree.parents, method.num_steps)
     tree = _judgeable(tree, depth, rows)
     ancestors = None if method.is_chain else pack_bits(ancestor_mask(tree.parents, method.num_steps))
@@ -106,11 +102,7 @@ def _judge(program: Program, params: Params, state: State, table: jax.Array) -> 
     logits = target.logits(out.hidden)
     context = Context.of_tree(rows, tree, method.num_steps)
     judgement = program.rule.judge(logits, positions + 1, tree, rows, context, program.processors, program.path_len)
-    judged = tree
-    if accept_len is not None:
-        judged, drawn = simulated_draws(tree, judgement.drawn, rows, accept_len)
-        judgement = follow_draws(judged, drawn, program.path_len)
-    return _Judged(tree, block, out, logits, judgement.drawn, accept(judged, judgement, rows))
+    return _Judged(tree, block, out, logits, judgement.drawn, accept(tree, judgement, rows))
 
 
 def decode_round(program: Program, params: Params, state: State, table: jax.Array) -> tuple[State, Verdict]:

@@ -67,7 +67,7 @@ def devices_of(topology: str) -> list[Any]:
     if topology != GPU:
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         if importlib.util.find_spec("libtpu") is None:
-            raise ValueError(f"--topology {topology} needs libtpu; pip install 'jaxspec[aot]'.")
+            raise ValueError(f"--topology {topology} needs libtpu as jax is built for; pip install 'jax[tpu]'.")
         return list(topologies.get_topology_desc(topology, "tpu").devices)
     _point_to_cuda()
     named = {"platform": "cuda", "topology_name": "", "target_config": _H200, "topology": "1x1x1"}

@@ -7,10 +7,14 @@ from typing import Any
 
 import jax
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from aot_devices import devices_of
 from aot_round import Round, RoundSettings, compile_round, make_round, model_shape
+from jaxspec.attention import AttentionInputs, fold
 from jaxspec.draft.shape import TreeShape
+from jaxspec.pallas import attention_kernel, padded_head_dim, prefix_kernel
+from jaxspec.pallas.specs import SPECS
 
 # Equal layers are scanned, so that fewer of them are the same program, and fit on one chip of any kind.
 NUM_LAYERS = 4
@@ -19,6 +23,9 @@ MODELS = ("SmolLM2-135M", "Llama-3.1-8B")
 SHAPES = {"chain": TreeShape(3, 1, 4), "tree": TreeShape(5, 4, 8)}
 TOPOLOGIES = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 KERNELS = {"tree_attention_tpu", "commit_tpu"}
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu: the extra 'aot', on Linux and Python 3.11"
+)
 # Compiles in half the time; what it leaves out makes programs larger, never smaller.
 FAST = {"exec_time_optimization_effort": -1.0}
 
@@ -54,7 +61,7 @@ def test_a_round_lowers_to_our_kernel_for_hopper(model, form):
     assert "tree_attention_gpu" in text
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: the extra 'aot'")
+@needs_libtpu
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize(("model", "form"), [("SmolLM2-135M", "chain"), ("Llama-3.1-8B", "tree")])
 def test_a_round_compiles_and_copies_no_pool(model, form, topology):
@@ -70,7 +77,27 @@ def test_a_round_compiles_and_copies_no_pool(model, form, topology):
     assert widest(text, CONTEXT) <= made.settings.num_rows * CONTEXT
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu: the extra 'aot'")
+@needs_libtpu
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_latent_attention_and_a_prefix_alone_compile(topology):
+    """DeepSeek-V3's heads; of the pool nothing is copied."""
+    chip = SingleDeviceSharding(devices_of(topology)[0])
+    inputs = SPECS["DeepSeek-V3 chain short"].inputs("bfloat16")
+    kernel, prefix = attention_kernel("pallas_tpu"), prefix_kernel("pallas_tpu")
+
+    def run(queries, keys, pool, layer, block):
+        how = {"kernel": kernel, "scoring": inputs.scoring}
+        folded = AttentionInputs(fold(queries, 1), keys, None, (pool,), layer, block)
+        return block.attend(queries, keys, None, (pool,), layer, 1.0, **how), prefix(folded, inputs.scoring)
+
+    pool = jax.ShapeDtypeStruct((61, 4096, 1, 64, padded_head_dim("pallas_tpu", 576)), inputs.keys.dtype)
+    given = (inputs.queries, inputs.keys, pool, inputs.layer, inputs.block)
+    placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=chip), given)
+    compiled: Any = jax.jit(run).lower(*placed).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < pool.size * 2 / 100
+
+
+@needs_libtpu
 def test_several_chips_split_the_kernels_by_heads():
     made = round_of("Llama-3.1-8B", "chain")
     compiled: Any = compile_round(made, devices_of("v5p:2x2x2"), **FAST)

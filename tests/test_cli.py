@@ -80,10 +80,10 @@ ENGINE_FLAGS = {
     "compilation_cache_dir": ("--compilation-cache-dir none", None),
     "max_stop_token_ids": ("--max-stop-token-ids 3", 3),
     "max_logprobs": ("--max-logprobs 2", 2),
+    "simulate_accept_len": ("--simulate-accept-len 2.5", 2.5),
     "max_logit_bias": ("--max-logit-bias 9", 9),
     "max_bad_words": ("--max-bad-words 0", 0),
     "max_bad_word_tokens": ("--max-bad-word-tokens 4", 4),
-    "simulate_accept_len": ("--simulate-accept-len 2.5", 2.5),
 }
 SAMPLING_FLAGS = {
     "temperature": ("--temperature 0.5", 0.5),

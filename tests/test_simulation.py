@@ -12,7 +12,7 @@ from jaxspec.outputs import RequestOutput
 from jaxspec.plan import WARNING
 from jaxspec.request import Request
 from jaxspec.runner import Runner
-from jaxspec.simulation import round_lengths
+from jaxspec.simulation import Simulated, round_lengths
 from tests.cases import MAX_LEN, NUM_ROWS, draft_of, target
 from tests.plans import note_of, notes_of, plan_of, refusal
 from tests.tiny import engine_over, make_runner, requests_of, run
@@ -37,7 +37,7 @@ def test_rounds_from_anywhere_have_the_mean_that_was_asked_for(accept_len):
 @functools.cache
 def runner_of(draft: str) -> Runner:
     runner = make_runner(target(), *draft_of(draft), num_rows=NUM_ROWS, num_pages=24, max_model_len=MAX_LEN)
-    program = dataclasses.replace(runner.program, simulate_accept_len=LENGTHS[draft])
+    program = dataclasses.replace(runner.program, rule=Simulated(LENGTHS[draft]))
     return Runner(program, runner.params, runner.shape)
 
 

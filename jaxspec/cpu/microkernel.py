@@ -12,7 +12,9 @@ import dataclasses
 from jaxspec.cpu.host import VectorUnit
 from jaxspec.cpu.storage import FLOAT32, SCALE_ROWS, Storage
 
-UNROLL = 4
+# Rows of the panel in one turn of the loop; fewer where scales take registers that many rows of x need, or the compiler
+# would keep values in memory (8 rows, int8: 2.7 ms with 4, 2.3 ms with 2; one row 0.9 and 1.1 ms).
+UNROLL, UNROLL_SCALED, FEW_ROWS = 4, 2, 4
 # How far ahead of its use the panel is asked for.
 PREFETCH_BYTES = 12 * 1024
 _LINE_BYTES = 64
@@ -61,10 +63,10 @@ entry:
 {kernel.row_pointers("x", "%x_stride")}
 {kernel.row_pointers("y", "%y_stride")}
 {kernel.load_all() if form.adds else ""}
-  %whole = and i64 %length, {-UNROLL}
+  %whole = and i64 %length, {-kernel.unroll}
   %has_whole = icmp sgt i64 %whole, 0
   br i1 %has_whole, label %many, label %rest_entry
-{kernel.loop("many", "entry", start, "0", "%whole", UNROLL)}
+{kernel.loop("many", "entry", start, "0", "%whole", kernel.unroll)}
 rest_entry:
 {kernel.joined("rest", "entry", start, "many")}
   %has_rest = icmp slt i64 %whole, %length
@@ -133,6 +135,7 @@ class _Microkernel:
     def __init__(self, unit: VectorUnit, form: Form, rows: int):
         self.unit, self.form, self.rows = unit, form, rows
         self.vector = f"<{unit.lanes} x float>"
+        self.unroll = UNROLL_SCALED if form.storage.is_scaled and rows > FEW_ROWS else UNROLL
 
     def names(self, name: str) -> list[str]:
         """One value for each accumulator, row by row."""
@@ -201,7 +204,7 @@ class _Microkernel:
         return lines
 
     def _load_scales(self, name: str) -> list[str]:
-        """The scales of a loop's rows; `UNROLL` of them share one, because it divides the rows of a group."""
+        """The scales of a turn's rows, which share them: `unroll` divides the rows of a group."""
         if not self.form.storage.is_scaled:
             return []
         lanes = self.unit.lanes

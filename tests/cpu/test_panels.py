@@ -21,12 +21,16 @@ pytestmark = pytest.mark.skipif(
 MANY = (*range(1, 17), 31, 63, 64, 65, 130)
 # K and N: single values, below and beyond a panel, odd ones, several chunks, and a length that fills one chunk.
 SIZES = [(1, 1), (3, 5), (5, 32), (7, 33), (64, 47), (129, 31), (577, 193), (576, 1536), (2049, 70)]
+# A chain of multiply-adds is the same code in every storage: what differs are the loads.
+STORED_SIZES = [(*size, "float32") for size in SIZES]
+STORED_SIZES += [(*size, dtype) for dtype in ("bfloat16", "int8") for size in ((7, 33), (577, 193))]
 
 
 def random(*shape: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng((seed, *shape)).normal(size=shape), jnp.float32)
 
 
+@jax.jit
 def widened(weight: Panels) -> jax.Array:
     """The values that a weight stands for, float32 [K, N]."""
     return weight.columns(jnp.arange(weight.size_out)).T
@@ -37,8 +41,7 @@ def product(x: jax.Array, weight: Panels) -> jax.Array:
     return products(x, [weight])[0]
 
 
-@pytest.mark.parametrize("dtype", STORAGES)
-@pytest.mark.parametrize(("length", "columns"), SIZES)
+@pytest.mark.parametrize(("length", "columns", "dtype"), STORED_SIZES)
 def test_a_row_does_not_depend_on_how_many_it_is_computed_with(length, columns, dtype):
     x, weight = random(max(MANY), length), pack(random(length, columns), dtype=dtype)
     alone = np.concatenate([product(x[row : row + 1], weight) for row in range(max(MANY))])
@@ -49,7 +52,7 @@ def test_a_row_does_not_depend_on_how_many_it_is_computed_with(length, columns, 
 @pytest.mark.parametrize("dtype", STORAGES)
 def test_random_shapes_are_bitwise_too(dtype):
     rng = np.random.default_rng(1)
-    for _ in range(8):
+    for _ in range(4):
         length, columns, rows = (int(rng.integers(1, top)) for top in (400, 400, 17))
         x, weight = random(rows, length), pack(random(length, columns), dtype=dtype)
         alone = np.concatenate([product(x[row : row + 1], weight) for row in range(rows)])
@@ -65,7 +68,7 @@ def test_it_is_the_product(length, columns):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize(("length", "columns"), SIZES)
+@pytest.mark.parametrize(("length", "columns"), [(1, 1), (7, 33), (64, 47), (577, 193)])
 def test_fewer_bits_give_what_float32_gives_with_the_values_that_they_stand_for(length, columns, dtype):
     x, weight = random(9, length), pack(random(length, columns), dtype=dtype)
     np.testing.assert_array_equal(product(x, weight), product(x, pack(widened(weight))))
@@ -83,12 +86,12 @@ def test_rounding_is_to_the_nearest_value():
     np.testing.assert_array_equal(found[:, 3], 0)
 
 
-def test_rows_of_a_table_come_in_every_storage():
+def test_rows_of_a_rounded_table_are_the_columns_of_its_transpose():
     table, ids = random(71, 40), jnp.array([[0, 70], [33, 5]])
-    for dtype in STORAGES:
-        packed = pack(table, axis=-2, dtype=dtype)
-        np.testing.assert_array_equal(packed.columns(ids), widened(pack(table.T, dtype=dtype)).T[ids])
-        assert packed.panels.dtype == dtype
+    packed = pack(table, axis=-2, dtype="int8")
+    assert packed.panels.dtype == "int8"
+    expected = np.asarray(widened(pack(table.T, dtype="int8"))).T[np.asarray(ids)]
+    np.testing.assert_array_equal(jax.jit(Panels.columns)(packed, ids), expected)
 
 
 def test_each_sum_is_a_chain_in_the_order_of_k():

@@ -142,7 +142,7 @@ def _resolve(given: _Given) -> SpecPlan:
             shape = merged_shape(settings, shape, merge.merge_num_steps, given.notes)
         check_recurrent(settings, _is_tree(settings, shape), given.target, (given.draft, given.merge_draft))
         rounds_in_flight = _rounds_in_flight(given, settings, shape)
-        check_rule(settings, given.engine, is_tree=_is_tree(settings, shape), notes=given.notes)
+        check_rule(settings, is_tree=_is_tree(settings, shape), notes=given.notes)
         _note_what_has_no_effect(given, settings, shape)
     elif rounds_in_flight and not allows_v2(given.env):
         reason = "no effect on plain decoding; set disable_overlap_schedule to have it wait for each step"

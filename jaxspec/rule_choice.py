@@ -1,16 +1,16 @@
 """Whether the rule that judges drafts suits them, and what is said of one that changes the output."""
 
-from jaxspec.config import THRESHOLDS, EngineConfig, SpecConfig
+from jaxspec.config import THRESHOLDS, SpecConfig
 from jaxspec.plan import REQUESTED, WARNING, Note
 
 RULE_SETTINGS = ("accept_rule", "block_verification", *THRESHOLDS)
 
 
-def check_rule(spec: SpecConfig, engine: EngineConfig, *, is_tree: bool, notes: list[Note]) -> None:
+def check_rule(spec: SpecConfig, *, is_tree: bool, notes: list[Note]) -> None:
     """Adds a note where sampled output will not be that of plain decoding, token for token.
 
     Raises:
-        ValueError: rejection sampling of a tree, or a rule that tosses coins where acceptance is simulated.
+        ValueError: rejection sampling of a tree.
     """
     if spec.accept_rule == "rejection" and is_tree:
         raise ValueError(
@@ -23,11 +23,6 @@ def check_rule(spec: SpecConfig, engine: EngineConfig, *, is_tree: bool, notes: 
             "set 'coupled' for that"
         )
         notes.append(Note("accept_rule", spec.accept_rule, spec.accept_rule, reason, REQUESTED))
-        if engine.simulate_accept_len is not None:
-            raise ValueError(
-                f"simulate_accept_len={engine.simulate_accept_len} accepts drafts unseen, and "
-                f"accept_rule={spec.accept_rule!r} would judge none of them; leave one of them out."
-            )
         if not spec.shared_noise:
             reason = f"no effect: accept_rule={spec.accept_rule!r} never shares noise with the drafts"
             notes.append(Note("shared_noise", False, None, reason, WARNING))

@@ -78,12 +78,6 @@ def test_rejection_is_for_chains(form):
     assert "accept_rule='rejection' judges chains, and the draft is a tree; set eagle_topk=1" in message
 
 
-@pytest.mark.parametrize("rule", ["rejection", "target_only"])
-def test_coins_are_not_for_simulated_acceptance(rule):
-    message = refusal("NGRAM", accept_rule=rule, engine=EngineConfig(simulate_accept_len=2.0))
-    assert f"simulate_accept_len=2.0 accepts drafts unseen, and accept_rule={rule!r}" in message
-
-
 def test_no_tree_is_automatic_under_rejection():
     assert plan_of("EAGLE3", overlap_trees=True).eagle_topk > 1
     assert plan_of("EAGLE3", accept_rule="rejection").eagle_topk == 1

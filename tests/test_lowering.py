@@ -19,12 +19,13 @@ from jaxspec.models import Decoder
 from jaxspec.models.heads import Head
 from jaxspec.models.mtp import MTPHead
 from jaxspec.models.network import Network
-from jaxspec.state import Rows, Sampling, State
+from jaxspec.state import Rows, Sampling, State, Widths
 from jaxspec.step import Chunks, Params, Program, decode_step, prefill_step
 from tests.families import CONFIGS, family_config, mtp_config
 from tests.tiny import VOCAB, chain, scored, tiny_config, tiny_head
 
 NUM_ROWS, NUM_STOP_IDS, TABLE_WIDTH, CHUNK, MAX_LEN = 4, 2, 8, 32, 128
+WIDTHS = Widths(num_biases=4, banned_vocab=VOCAB, num_bad_words=2, bad_word_len=3)
 SHAPE = CacheShape(NUM_ROWS, 16, 16, jnp.dtype("bfloat16"))
 
 
@@ -66,7 +67,7 @@ def arguments(
         caches = network.init_cache(
             num_pages=SHAPE.num_pages, page_size=SHAPE.page_size, num_rows=NUM_ROWS, dtype=SHAPE.dtype
         )
-        return State(Rows.zeros(NUM_ROWS, MAX_LEN, NUM_STOP_IDS), caches, method.init(SHAPE))
+        return State(Rows.zeros(NUM_ROWS, MAX_LEN, NUM_STOP_IDS, WIDTHS), caches, method.init(SHAPE))
 
     return Params(leaves, draft_leaves), jax.eval_shape(state)
 
@@ -113,7 +114,7 @@ def test_a_prefill_step_lowers(name, platform):
         next_token=ints(2),
         is_last=jax.eval_shape(lambda: jnp.zeros(2, bool)),
         remaining=ints(2),
-        sampling=jax.eval_shape(lambda: Sampling.zeros(2, NUM_STOP_IDS)),
+        sampling=jax.eval_shape(lambda: Sampling.zeros(2, NUM_STOP_IDS, WIDTHS)),
     )
     traced = step.trace(params, state=state, chunks=chunks)
     assert "stablehlo.while" in traced.lower(lowering_platforms=(platform,)).as_text()

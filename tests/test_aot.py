@@ -15,6 +15,8 @@ from jaxspec.attention import AttentionInputs, fold
 from jaxspec.draft.shape import TreeShape
 from jaxspec.pallas import attention_kernel, padded_head_dim, prefix_kernel
 from jaxspec.pallas.specs import SPECS
+from tests.abstract import own_round
+from tests.families import CONFIGS
 
 # Equal layers are scanned, so that fewer of them are the same program, and fit on one chip of any kind.
 NUM_LAYERS = 4
@@ -95,6 +97,17 @@ def test_latent_attention_and_a_prefix_alone_compile(topology):
     placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=chip), given)
     compiled: Any = jax.jit(run).lower(*placed).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < pool.size * 2 / 100
+
+
+@needs_libtpu
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_round_with_the_familys_own_draft_compiles(family):
+    chip = SingleDeviceSharding(devices_of("v5p:2x2x1")[0])
+    step, given = own_round(family)
+    placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=chip), given)
+    compiled: Any = step.lower(**placed).compile(compiler_options=FAST)
+    caches = jax.tree.leaves((given["state"].caches, given["state"].draft.caches))
+    assert compiled.memory_analysis().alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in caches)
 
 
 @needs_libtpu

@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 
-from jaxspec.draft.base import CacheShape, DraftMethod
+from jaxspec.draft.base import DraftMethod
 from jaxspec.draft.feature import Feature
 from jaxspec.draft.merged import Merged
 from jaxspec.draft.ngram import Ngram
@@ -17,25 +16,20 @@ from jaxspec.draft.shape import TreeShape
 from jaxspec.draft.standalone import Standalone
 from jaxspec.models import Decoder
 from jaxspec.models.heads import Head
-from jaxspec.models.mtp import MTPHead
-from jaxspec.models.network import Network
-from jaxspec.state import Rows, Sampling, State, Widths
-from jaxspec.step import Chunks, Params, Program, decode_step, prefill_step
-from tests.families import CONFIGS, family_config, mtp_config
+from jaxspec.state import Sampling
+from jaxspec.step import Chunks, Program, decode_step, prefill_step
+from tests.abstract import (
+    CHUNK,
+    NUM_STOP_IDS,
+    TABLE_WIDTH,
+    WIDTHS,
+    abstract_network,
+    arguments,
+    ints,
+    own_round,
+)
+from tests.families import CONFIGS, family_config
 from tests.tiny import VOCAB, chain, scored, tiny_config, tiny_head
-
-NUM_ROWS, NUM_STOP_IDS, TABLE_WIDTH, CHUNK, MAX_LEN = 4, 2, 8, 32, 128
-WIDTHS = Widths(num_biases=4, banned_vocab=VOCAB, num_bad_words=2, bad_word_len=3)
-SHAPE = CacheShape(NUM_ROWS, 16, 16, jnp.dtype("bfloat16"))
-
-
-def abstract_network(kind: type[Any], config: Any, **settings: Any) -> tuple[Network, tuple[Any, ...]]:
-    """A bfloat16 network and the shapes of its leaves."""
-    model = nnx.eval_shape(lambda: kind(config, dtype=SHAPE.dtype, rngs=None, **settings))
-    graphdef, state = nnx.split(model)
-    leaves, treedef = jax.tree.flatten(state)
-    return Network(config, kind, graphdef, treedef), tuple(leaves)
-
 
 # Scanned layers, as on an accelerator.
 NETWORK, LEAVES = abstract_network(Decoder, tiny_config(), scan_layers=True)
@@ -52,47 +46,22 @@ METHODS: dict[str, tuple[DraftMethod, Any]] = {
 }
 
 
-def ints(*shape: int) -> Any:
-    """Stands for an int32 array."""
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
-def arguments(
-    method: DraftMethod, draft_leaves: tuple[Any, ...], target: tuple[Network, tuple[Any, ...]] = (NETWORK, LEAVES)
-) -> tuple[Params, State]:
-    """Shapes of a program's weights and state."""
-    network, leaves = target
-
-    def state() -> State:
-        caches = network.init_cache(
-            num_pages=SHAPE.num_pages, page_size=SHAPE.page_size, num_rows=NUM_ROWS, dtype=SHAPE.dtype
-        )
-        return State(Rows.zeros(NUM_ROWS, MAX_LEN, NUM_STOP_IDS, WIDTHS), caches, method.init(SHAPE))
-
-    return Params(leaves, draft_leaves), jax.eval_shape(state)
-
-
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_decode_step_lowers(name, platform):
     method, draft_leaves = METHODS[name]
     program = Program(NETWORK, method, rounds=2, num_top_logprobs=4)
     step = jax.jit(functools.partial(decode_step, program), donate_argnames=("state",))
-    params, state = arguments(method, draft_leaves)
+    params, state = arguments(method, draft_leaves, (NETWORK, LEAVES))
     traced = step.trace(params, state=state, row_ids=ints(2), table=ints(2, TABLE_WIDTH))
     assert "stablehlo.while" in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_round_with_the_familys_own_draft_lowers(family):
-    target = abstract_network(Decoder, family_config(family), scan_layers=True)
-    head, head_leaves = abstract_network(MTPHead, mtp_config(family))
-    method = Feature(head, chain(3))
-    program = Program(target[0], method, rounds=2, num_top_logprobs=4)
-    step = jax.jit(functools.partial(decode_step, program), donate_argnames=("state",))
-    params, state = arguments(method, head_leaves, target)
-    traced = step.trace(params, state=state, row_ids=ints(2), table=ints(2, TABLE_WIDTH))
-    has_experts = "experts" in target[0].config.mlps
+    step, given = own_round(family)
+    traced = step.trace(**given)
+    has_experts = "experts" in family_config(family).mlps
     for platform in ("tpu", "cuda"):
         lowered = traced.lower(lowering_platforms=(platform,)).as_text()
         assert ("ragged_dot" in lowered) == has_experts
@@ -104,7 +73,7 @@ def test_a_prefill_step_lowers(name, platform):
     method, draft_leaves = METHODS[name]
     program = Program(NETWORK, method, rounds=1, num_top_logprobs=4)
     step = jax.jit(functools.partial(prefill_step, program), donate_argnames=("state",))
-    params, state = arguments(method, draft_leaves)
+    params, state = arguments(method, draft_leaves, (NETWORK, LEAVES))
     chunks = Chunks(
         row_ids=ints(2),
         table=ints(2, TABLE_WIDTH),

@@ -18,6 +18,7 @@ LIKELY_CAUSES = {
     "count them one apart), or d2t is another head's",
     "STANDALONE": "draft_model is of another kind than the target (base and chat, or another family), or its weights "
     "are not those of its config.json",
+    "NEXTN": "the target was trained further, or merged with another, and its own draft layer was not",
     "NGRAM": "the texts do not repeat themselves; prompt lookup then only costs",
 }
 

@@ -75,8 +75,8 @@ def test_a_round_compiles_and_copies_no_pool(model, form, topology):
     pools = jax.tree.leaves((made.state.caches, made.state.draft.caches))
     assert memory.alias_size_in_bytes >= sum(pool.size * pool.dtype.itemsize for pool in pools)
     assert memory.temp_size_in_bytes < pools[0].size * pools[0].dtype.itemsize
-    # Nothing is as large as a mask of nodes x context. The tokens' history is rows x context, and penalties, where a row
-    # has some, count each of its tokens at a place of two coordinates.
+    # Nothing is as large as a mask of nodes x context. The tokens' history is rows x context, and penalties, where a
+    # row has some, count each of its tokens at a place of two coordinates.
     assert widest(text, CONTEXT) <= 2 * made.settings.num_rows * CONTEXT
 
 

@@ -21,6 +21,7 @@ from jaxspec.checks import (
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**64 - 1
+MAX_COMPLETIONS = 4096
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_LOGIT_BIAS = 100.0
@@ -154,7 +155,7 @@ class SamplingParams:
             min_tokens=check_int("min_tokens", self.min_tokens, low=0),
             stop=check_strings("stop", self.stop),
             stop_token_ids=check_ints("stop_token_ids", self.stop_token_ids, low=0),
-            n=check_int("n", self.n, low=1),
+            n=check_int("n", self.n, low=1, high=MAX_COMPLETIONS, hint="send a prompt several times for more"),
         )
         if self.seed is not None:
             set_checked(self, seed=check_int("seed", self.seed, low=0, high=MAX_SEED))

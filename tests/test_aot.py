@@ -106,7 +106,9 @@ def test_a_round_with_the_familys_own_draft_compiles(family):
     chip = SingleDeviceSharding(devices_of("v5p:2x2x1")[0])
     step, given = own_round(family)
     placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=chip), given)
-    compiled: Any = step.lower(**placed).compile(compiler_options=FAST)
+    # The suite asks for the highest precision, which the compiler's kernel for ragged_dot refuses for bfloat16.
+    with jax.default_matmul_precision("default"):
+        compiled: Any = step.lower(**placed).compile(compiler_options=FAST)
     caches = jax.tree.leaves((given["state"].caches, given["state"].draft.caches))
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(leaf.size * leaf.dtype.itemsize for leaf in caches)
 

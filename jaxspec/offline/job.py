@@ -30,8 +30,8 @@ class Job:
         num_cut: bytes of torn rows that were dropped from them.
 
     Raises:
-        FileNotFoundError: there is no source.
-        FileExistsError: there are answers, and `resume` is False.
+        FileNotFoundError: there is no source, or no folder for the answers.
+        FileExistsError: there are answers, and `resume` is False; or what is there was written by something else.
         ValueError: two rows have one id, the answers are of other rows or settings, or a file cannot be read.
     """
 
@@ -39,7 +39,7 @@ class Job:
         for path in (source, out):
             if path.suffixes[-2:] != [".jsonl", ".gz"] and path.suffix != ".jsonl":
                 raise ValueError(f"{path} must end in .jsonl or .jsonl.gz; rename it, or convert it.")
-        if source.absolute() == out.absolute():
+        if out.exists() and source.exists() and out.samefile(source):
             raise ValueError(f"{source} is both the prompts and the answers; give another file for the answers.")
         names = _names(source)
         self.source, self.out = source, out
@@ -88,6 +88,8 @@ class Job:
         file.with_suffix(".new").unlink(missing_ok=True)  # of a run that was killed as it began
         if not self.out.stat().st_size:
             file.unlink(missing_ok=True)
+        elif not file.is_file():
+            raise FileExistsError(f"{self.out} was not written by a run of this script; give another file.")
         keep_settings(file, dict(settings))
         self.num_cut = cut_torn_end(self.out)
         for place, row in read_records(self.out):
@@ -104,6 +106,8 @@ class Job:
 
 def _lock(out: Path) -> BinaryIO:
     """The file of answers, held by this run alone."""
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(out.parent)!r} for the answers; make it.")
     file = out.open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

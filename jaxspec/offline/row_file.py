@@ -87,7 +87,7 @@ def is_row(line: bytes) -> bool:
     """Whether a line is a JSON object."""
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:  # also what is not UTF-8
+    except (ValueError, RecursionError):  # also what is not UTF-8
         return False
 
 

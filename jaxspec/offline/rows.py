@@ -68,7 +68,7 @@ def name_of(line: bytes, number: int) -> Name:
     """The name of a line, whatever else is wrong with it."""
     try:
         values = json.loads(line)
-    except ValueError:  # also what is not UTF-8
+    except (ValueError, RecursionError):  # also what is not UTF-8, or nested too deeply to be read
         values = None
     if not isinstance(values, dict):
         return Name(f"line-{number}")
@@ -89,6 +89,8 @@ def read_row(line: bytes, number: int, reading: Reading) -> Row:
     name = name_of(line, number)
     try:
         values = json.loads(line)
+    except RecursionError:
+        raise ValueError(f"line {number} is nested too deeply to be read; give a flat object.") from None
     except ValueError as error:
         raise ValueError(f"line {number} is not JSON ({error}); each line must be one JSON object.") from None
     if not isinstance(values, dict):
@@ -105,6 +107,8 @@ def read_row(line: bytes, number: int, reading: Reading) -> Row:
             f"line {number} has {' and '.join(found) or 'no prompt'}; give one of {', '.join(fields)}, "
             f"beside {sorted(set(values) - set(fields))}."
         )
+    if found == ["messages"] and not isinstance(values["messages"], list):
+        raise TypeError(f"line {number} has messages={values['messages']!r}; give a list of chat messages.")
     prompt = _in_chat(_check(values.pop(found[0]), number), reading)
     copied = {field: values.pop(field) for field in reading.copied if field in values}
     values.pop("id", None)
@@ -137,7 +141,15 @@ def _params(defaults: SamplingParams, asked: Mapping[str, Any], number: int, nam
     seed = seed_of(defaults.seed, name.key)
     # Built anew, so that a setting that is refused by name is refused here as well.
     values = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
+    asked = {key: _with_ids(value) if key == "logit_bias" else value for key, value in asked.items()}
     return SamplingParams(**{**values, "seed": seed, **asked})
+
+
+def _with_ids(bias: Any) -> Any:
+    """An object's keys as the token ids that they spell: in JSON they are strings."""
+    if not isinstance(bias, dict) or not all(key.isascii() and key.isdecimal() for key in bias):
+        return bias
+    return {int(key): value for key, value in bias.items()}
 
 
 def seed_of(seed: int | None, key: str) -> int:

@@ -41,6 +41,15 @@ def test_a_row_has_its_own_parameters_and_its_own_seed():
     assert (row.name.id, row.params.temperature, row.params.stop, row.params.max_tokens) == (7, 0, ("a",), 9)
     assert row.params.seed == seed_of(4, "7") != row_of({"id": 8, "prompt": "x"}).params.seed
     assert row_of({"id": 7, "prompt": "x", "seed": 11}).params.seed == 11
+    assert (
+        row_of({"prompt": "x", "logit_bias": {"50": -1, "7": 2}}).params
+        == row_of({"prompt": "x", "logit_bias": [[50, -1], [7, 2]]}).params
+    )
+
+
+def test_a_line_that_is_nested_too_deeply_is_an_error_of_its_own():
+    with pytest.raises(ValueError, match="line 3 is nested too deeply"):
+        read_row(b'{"prompt": ' + b"[" * 100_000, 3, Reading(DEFAULTS))
 
 
 def test_openai_names_become_ours_and_null_is_not_given():
@@ -72,6 +81,7 @@ def test_a_field_may_hold_the_prompt_and_others_be_copied():
         ([1], ValueError, "line 3 is a list; each line must be one JSON object"),
         ({"text": "x"}, ValueError, r"line 3 has no prompt; give one of prompt, messages, prompt_ids"),
         ({"prompt": "x", "messages": CHAT}, ValueError, "line 3 has prompt and messages"),
+        ({"messages": "hi"}, TypeError, "messages='hi'; give a list of chat messages"),
         ({"prompt": 5}, TypeError, "prompt of 5; give a string, token ids or chat messages"),
         ({"prompt": "x", "id": [1]}, TypeError, r"id=\[1\]; give a string or an integer"),
         ({"prompt": "x", "tempreature": 1}, ValueError, "'tempreature'.*no setting of SamplingParams"),
@@ -104,6 +114,7 @@ def test_what_is_no_row_is_named(values, kind, message):
         (b'{"id": "a"', "line-4"),
         (b"\xff", "line-4"),
         (b"[]", "line-4"),
+        (b"[" * 100_000, "line-4"),
     ],
 )
 def test_every_line_has_a_name(line, expected):

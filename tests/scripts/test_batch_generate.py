@@ -182,8 +182,16 @@ def test_what_cannot_be_gone_on_with_is_refused(model, whole, tmp_path):
         run(model, tmp_path / "empty.jsonl", out)
     with pytest.raises(ValueError, match=r"must end in \.jsonl"):
         run(model, source, tmp_path / "out.txt")
-    with pytest.raises(ValueError, match="another file for the answers"):
-        run(model, source, source)
+    (tmp_path / "link.jsonl").symlink_to(source)
+    for same in (source, source.parent / ".." / source.parent.name / source.name, tmp_path / "link.jsonl"):
+        with pytest.raises(ValueError, match="another file for the answers"):
+            run(model, source, same, "--resume")
+    with pytest.raises(FileNotFoundError, match=r"no folder .* for the answers; make it"):
+        run(model, source, tmp_path / "none" / "out.jsonl")
+    (tmp_path / "mine.jsonl").write_text("not answers\nat all")
+    with pytest.raises(FileExistsError, match="was not written by a run of this script"):
+        run(model, source, tmp_path / "mine.jsonl", "--resume")
+    assert (tmp_path / "mine.jsonl").read_text() == "not answers\nat all"
     write_rows(tmp_path / "two.jsonl", [{"id": "a", "prompt": "x"}, {"id": "b", "prompt": "y"}])
     run(model, tmp_path / "two.jsonl", out)
     with pytest.raises(ValueError, match=r"is of a run with temperature=1\.0, and temperature=0.5 is set"):

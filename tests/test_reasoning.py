@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from jaxspec import LLM, SamplingParams
+from jaxspec import LLM
 from jaxspec.config import EngineConfig
 from jaxspec.reasoning import PARSERS, ReasoningSplitter, check_marks, num_until_end
-from tests.cases import MAX_LEN, NUM_STEPS, SCHEDULES, engine_of, follow
-from tests.tiny import requests_of, run
+from tests.cases import NUM_STEPS, SCHEDULES, engine_of, follow
+from tests.story import PROMPT, Checkpoint, find_story, sampled
 
 PLAIN_END, OPENED, CLOSED = "<|im_start|>assistant\n", "assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n"
 
@@ -60,39 +60,11 @@ class Tokenizer:
 
 PIECES = ("Hm", ", 2 ", "+ 2 <", " 5.", "</th", "ink", ">\n", "It is ", "4", ".")
 THOUGHT, ANSWER = "Hm, 2 + 2 < 5.", "\nIt is 4."
-PROMPT = [63, 5, 40, 11]
-
-
-class Checkpoint:
-    """As much of a checkpoint as LLM asks for."""
-
-    eos_token_ids = ()
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-
-    def load_tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    def __enter__(self) -> "Checkpoint":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-def sampled(seed: int, **changes: Any) -> SamplingParams:
-    return SamplingParams(seed=seed, **{"max_tokens": len(PIECES), **changes})
 
 
 @pytest.fixture(scope="module")
 def story() -> tuple[int, list[int]]:
-    """A seed and its outputs by plain decoding, all different."""
-    params = [sampled(seed) for seed in range(40)]
-    for request in run(engine_of("plain", "v1"), requests_of([PROMPT] * 40, params, max_model_len=MAX_LEN)):
-        if len(set(request.output_ids)) == len(PIECES):
-            return request.seed, request.output_ids
-    raise AssertionError("no seed gives different tokens; try more")
+    return find_story()
 
 
 @pytest.fixture(params=itertools.product(SCHEDULES, [(NUM_STEPS,), (0,), (1, 2)]), ids=str)

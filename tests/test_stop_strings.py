@@ -1,15 +1,13 @@
 """Stop strings and streams through LLM: cut exactly, however the tokens were grouped into rounds."""
 
 import itertools
-from typing import Any
 
 import pytest
 
-from jaxspec import LLM, RequestOutput, SamplingParams
-from tests.cases import MAX_LEN, NUM_STEPS, SCHEDULES, SCRIPT, engine_of, follow
-from tests.tiny import requests_of, run
+from jaxspec import LLM, RequestOutput
+from tests.cases import NUM_STEPS, SCHEDULES, SCRIPT, engine_of, follow
+from tests.story import PROMPT, Checkpoint, find_story, sampled
 
-PROMPT = [63, 5, 40, 11]
 # What the first outputs are made to say; the third and fourth are one character together.
 PIECES = (b"Once ", b"up", b"\xe2\x82", b"\xac", b"on a", b" time", b", th", b"e e", b"nd", b".")
 TEXT = b"".join(PIECES).decode()
@@ -26,36 +24,9 @@ class Tokenizer:
         return b"".join(self._pieces[token] for token in token_ids).decode(errors="replace")
 
 
-class Checkpoint:
-    """As much of a checkpoint as LLM asks for."""
-
-    eos_token_ids = ()
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-
-    def load_tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    def __enter__(self) -> "Checkpoint":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-def sampled(seed: int, **changes: Any) -> SamplingParams:
-    return SamplingParams(seed=seed, **{"max_tokens": len(PIECES), **changes})
-
-
 @pytest.fixture(scope="module")
 def story() -> tuple[int, list[int]]:
-    """A seed and its outputs by plain decoding, all different, so that `Tokenizer` can give each its piece."""
-    params = [sampled(seed) for seed in range(40)]
-    for request in run(engine_of("plain", "v1"), requests_of([PROMPT] * 40, params, max_model_len=MAX_LEN)):
-        if len(set(request.output_ids)) == len(PIECES):
-            return request.seed, request.output_ids
-    raise AssertionError("no seed gives different tokens; try more")
+    return find_story()
 
 
 @pytest.fixture(params=itertools.product(SCHEDULES, SCRIPTS), ids="-".join)

@@ -85,7 +85,29 @@ class _Layer(nnx.Module):
         self.hidden_norm = RMSNorm(layer.hidden_size, **norm) if config.fused else None
 
 
-class Head(nnx.Module):
+class PairLayer(nnx.Module):
+    """What all heads on features share: one layer that reads pairs, and its cache."""
+
+    config: Any  # its `layer` is the layer as a model of one
+    fc: Linear
+
+    @classmethod
+    def init_cache(cls, config: Any, sizes: CacheSizes) -> tuple[Cache, ...]:
+        """Empty caches: one layer."""
+        return init_caches(config.layer, sizes)
+
+    def empty_pending(self, num_rows: int, num_nodes: int) -> tuple[Pending, ...]:
+        """Room for the pending rows of `num_nodes` uncommitted nodes."""
+        return empty_pending(self.config.layer, num_rows, num_nodes, dtype_of(self.fc.weight))
+
+    def commit(
+        self, caches: tuple[Cache, ...], pending: tuple[Pending, ...], block: Block, accepted: Accepted
+    ) -> tuple[Cache, ...]:
+        """Writes the accepted path of a block of pairs."""
+        return tuple(cache.commit(rows, block, accepted) for cache, rows in zip(caches, pending, strict=True))
+
+
+class Head(PairLayer):
     """An EAGLE or EAGLE-3 head. Embedding and vocabulary head may be the target's own arrays."""
 
     def __init__(self, config: HeadConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
@@ -135,15 +157,6 @@ class Head(nnx.Module):
                 found[f"{layer}.{name}"] = Source(("layer", *name.split(".")), transpose)
         return found
 
-    @classmethod
-    def init_cache(cls, config: HeadConfig, sizes: CacheSizes) -> tuple[Cache, ...]:
-        """Empty caches: one layer."""
-        return init_caches(config.layer, sizes)
-
-    def empty_pending(self, num_rows: int, num_nodes: int) -> tuple[Pending, ...]:
-        """Room for the pending rows of `num_nodes` uncommitted nodes."""
-        return empty_pending(self.config.layer, num_rows, num_nodes, dtype_of(self.fc.weight))
-
     def fuse(self, features: tuple[jax.Array, ...]) -> jax.Array:
         """The target's features [B, N, Ht] each, as the head reads them: [B, N, E]."""
         if self.fc_norm is not None:
@@ -191,9 +204,3 @@ class Head(nnx.Module):
             return own
         full = jnp.full((*own.shape[:-1], self.config.layer.vocab_size), -jnp.inf, jnp.float32)
         return full.at[..., self.target_ids[...]].set(own)
-
-    def commit(
-        self, caches: tuple[Cache, ...], pending: tuple[Pending, ...], block: Block, accepted: Accepted
-    ) -> tuple[Cache, ...]:
-        """Writes the accepted path of a block of pairs."""
-        return tuple(cache.commit(rows, block, accepted) for cache, rows in zip(caches, pending, strict=True))

@@ -12,15 +12,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxspec.attention import Block, TokenBlock
-from jaxspec.kv_cache import Accepted, Cache, CacheSizes
+from jaxspec.attention import TokenBlock
 from jaxspec.models.config import ModelConfig
-from jaxspec.models.heads import HeadOutput
+from jaxspec.models.heads import HeadOutput, PairLayer
 from jaxspec.models.layers import Linear, init_weight, norm_of
 from jaxspec.models.own_draft import OwnDraft, Wiring
-from jaxspec.models.segments import Pending, build_segments, empty_pending, init_caches, run_segments
+from jaxspec.models.segments import Pending, build_segments, run_segments
 from jaxspec.models.tensor_names import Source, has_stacked_experts, layer_sources
-from jaxspec.models.weights import Matrix, Table, dtype_of, look_up, multiply
+from jaxspec.models.weights import Matrix, Table, look_up, multiply
 
 _CAPTURES = {"post": "normed", "pre": "hidden"}
 
@@ -53,7 +52,7 @@ class MTPConfig:
         return (_CAPTURES[self.wiring.hidden],)
 
 
-class MTPHead(nnx.Module):
+class MTPHead(PairLayer):
     """The layer, and what brings a pair to its width. Embedding and vocabulary head may be the target's arrays."""
 
     def __init__(self, config: MTPConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs | None):
@@ -91,15 +90,6 @@ class MTPHead(nnx.Module):
         layer = layer_sources(config.layer, config.layer.layer_kinds[0], ("segments", 0), None, is_stacked=stacked)
         return found | {prefix + name: place for name, place in layer.items()}
 
-    @classmethod
-    def init_cache(cls, config: MTPConfig, sizes: CacheSizes) -> tuple[Cache, ...]:
-        """Empty caches: one layer."""
-        return init_caches(config.layer, sizes)
-
-    def empty_pending(self, num_rows: int, num_nodes: int) -> tuple[Pending, ...]:
-        """Room for the pending rows of `num_nodes` uncommitted nodes."""
-        return empty_pending(self.config.layer, num_rows, num_nodes, dtype_of(self.fc.weight))
-
     def fuse(self, features: tuple[jax.Array, ...]) -> jax.Array:
         """The target's feature as the head reads it: [B, N, E]."""
         (feature,) = features
@@ -129,9 +119,3 @@ class MTPHead(nnx.Module):
     def logits(self, state: jax.Array) -> jax.Array:
         """Over the vocabulary: float32 [..., V]."""
         return multiply(state, self.lm_head, dtype=jnp.dtype(jnp.float32))[0]
-
-    def commit(
-        self, caches: tuple[Cache, ...], pending: tuple[Pending, ...], block: Block, accepted: Accepted
-    ) -> tuple[Cache, ...]:
-        """Writes the accepted path of a block of pairs."""
-        return tuple(cache.commit(rows, block, accepted) for cache, rows in zip(caches, pending, strict=True))

@@ -3,12 +3,12 @@
 import errno
 import gzip
 import json
-import os
 
 import pytest
 
 from jaxspec.offline import row_file
 from jaxspec.offline.row_file import append_rows, cut_torn_end, read_lines
+from tests.offline.full_disk import fill_up
 
 ROWS = [{"id": index, "text": f"the answer {index} \u20ac \ud800"} for index in range(3)]
 
@@ -65,17 +65,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch, room):
     path = tmp_path / "out.jsonl"
     append_rows(path, ROWS[:1])
     before = path.read_bytes()
-    write, left = os.write, room
-
-    def fill_up(descriptor: int, data: memoryview) -> int:
-        nonlocal left
-        if not left:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        done = write(descriptor, data[:left])
-        left -= done
-        return done
-
-    monkeypatch.setattr(os, "write", fill_up)
+    fill_up(monkeypatch, room)
     with pytest.raises(OSError, match="cannot grow: No space left on device") as error:
         append_rows(path, ROWS[1:])
     assert error.value.errno == errno.ENOSPC

@@ -1,7 +1,6 @@
 """`scripts/batch_generate.py`: every id once, whatever stops the run, and the answers of an undisturbed one."""
 
 import collections
-import errno
 import gzip
 import json
 import os
@@ -17,6 +16,7 @@ import pytest
 
 import batch_generate
 from tests.conftest import REPO
+from tests.offline.full_disk import fill_up
 from tests.scripts.conftest import NO_CACHE
 from tests.scripts.tiny_model import write_tiny_model
 
@@ -140,17 +140,8 @@ def whole(model, tmp_path_factory) -> tuple[Path, dict[Any, dict]]:
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
 def test_a_full_disk_stops_the_run_and_resume_goes_on(model, whole, tmp_path, monkeypatch, name, capsys):
     source, expected = whole
-    out, write, left = tmp_path / name, os.write, 2500
-
-    def fill_up(descriptor: int, data: memoryview) -> int:
-        nonlocal left
-        if not left:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        done = write(descriptor, data[:left])
-        left -= done
-        return done
-
-    monkeypatch.setattr("jaxspec.offline.row_file.os.write", fill_up)
+    out = tmp_path / name
+    fill_up(monkeypatch, 2500)
     monkeypatch.setattr("jaxspec.offline.generation._WRITE_SECONDS", 0.0)
     with pytest.raises(OSError, match="No space left on device"):
         run(model, source, out)
